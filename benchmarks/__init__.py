@@ -1,0 +1,1 @@
+"""Shoal beside its peers, in one run on one machine: ``python -m benchmarks``."""

@@ -1,0 +1,108 @@
+"""The contenders that only the benchmarks need: more peers, and more faces of shoal."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from time import perf_counter
+from typing import Any
+
+from shoal._compare.contenders import (
+    Contender,
+    ShoalParallel,
+    TorchRLSerial,
+    env_maker,
+)
+
+__all__ = [
+    "EnvPool",
+    "ShoalRollout",
+    "ShoalTransformed",
+    "StableBaselines",
+    "TorchRLSerialTransformed",
+]
+
+
+class StableBaselines(Contender):
+    """Stable-Baselines3's ``SubprocVecEnv``, one process per env.
+
+    Its workers are forked: by default each one would import torch anew, for seconds.
+    How fast they step afterwards does not depend on it.
+    """
+
+    name = "SB3 SubprocVecEnv"
+
+    def open(self) -> None:
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        maker = env_maker(self.env_id)
+        self._envs = SubprocVecEnv([maker] * self.num_envs, start_method="fork")
+        self._envs.reset()
+        self._prepared = list(self.actions())
+
+    def run(self, num_steps: int) -> float:
+        step = self._envs.step
+        started_at = perf_counter()
+        for actions in islice(cycle(self._prepared), num_steps):
+            step(actions)
+        return perf_counter() - started_at
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class EnvPool(Contender):
+    """EnvPool in its synchronous mode. Its envs are C++: another CartPole, not the same one."""
+
+    name = "EnvPool (C++ envs)"
+
+    def open(self) -> None:
+        import envpool
+
+        self._envs = envpool.make_gymnasium(self.env_id, num_envs=self.num_envs)
+        self._envs.reset()
+        self._prepared = list(self.actions())
+
+    def run(self, num_steps: int) -> float:
+        step = self._envs.step
+        started_at = perf_counter()
+        for actions in islice(cycle(self._prepared), num_steps):
+            step(actions)
+        return perf_counter() - started_at
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class ShoalRollout(ShoalParallel):
+    """``shoal.ParallelEnv.rollout`` with its random policy, across episodes' ends."""
+
+    name = "shoal ParallelEnv.rollout"
+
+    def run(self, num_steps: int) -> float:
+        started_at = perf_counter()
+        self._env.rollout(num_steps, break_when_any_done=False)
+        return perf_counter() - started_at
+
+
+def _with_reward_sum(env: Any) -> Any:
+    from torchrl.envs import RewardSum, TransformedEnv
+
+    return TransformedEnv(env, RewardSum())
+
+
+class ShoalTransformed(ShoalParallel):
+    """``shoal.ParallelEnv`` below ``TransformedEnv`` with ``RewardSum``."""
+
+    name = "shoal ParallelEnv + RewardSum"
+
+    def make(self) -> Any:
+        return _with_reward_sum(super().make())
+
+
+class TorchRLSerialTransformed(TorchRLSerial):
+    """TorchRL's ``SerialEnv`` below ``TransformedEnv`` with ``RewardSum``."""
+
+    name = "TorchRL SerialEnv + RewardSum"
+
+    def make(self) -> Any:
+        return _with_reward_sum(super().make())

@@ -1,0 +1,68 @@
+"""Many reinforcement-learning environments at once, behind the classes you know.
+
+The public names, loaded on first use: `import shoal` brings in neither numpy nor
+torch nor any environment library, so that worker processes and tools stay light.
+Knows only the errors; everything else is imported when its name is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import (
+    BrokenError,
+    ClosedError,
+    EnvError,
+    NoPendingCallError,
+    PendingCallError,
+    RecvTimeout,
+    ShoalError,
+    SpecError,
+    StartError,
+    UsageError,
+    WorkerDied,
+)
+
+if TYPE_CHECKING:
+    from shoal.engine import Engine
+    from shoal.torchrl import ParallelEnv, SerialEnv
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BrokenError",
+    "ClosedError",
+    "Engine",
+    "EnvError",
+    "NoPendingCallError",
+    "ParallelEnv",
+    "PendingCallError",
+    "RecvTimeout",
+    "SerialEnv",
+    "ShoalError",
+    "SpecError",
+    "StartError",
+    "UsageError",
+    "WorkerDied",
+    "__version__",
+]
+
+_HOME_OF = {
+    "Engine": "shoal.engine",
+    "ParallelEnv": "shoal.torchrl",
+    "SerialEnv": "shoal.torchrl",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value  # the next access does not come here again
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

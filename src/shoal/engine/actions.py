@@ -1,0 +1,110 @@
+"""Actions into the rows, checked before anything moves.
+
+Knows specs and views. Does not know backends or slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal.engine.core.conform import conform
+from shoal.engine.core.layout import Arrays
+from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath, describe_path
+from shoal.errors import SpecError
+
+__all__ = ["ActionWriter"]
+
+Array = np.ndarray[Any, Any]
+
+
+class ActionWriter:
+    """Checks the actions of some envs and writes them into their rows."""
+
+    def __init__(self, spec: EnvSpec, arrays: Arrays, num_envs: int) -> None:
+        self._leaves = dict(spec.action)
+        self._rows = arrays.action
+        self._num_envs = num_envs
+        self._only: tuple[Array, tuple[int, ...], np.dtype[Any]] | None = None
+        leaf = self._leaves.get(())
+        if len(self._leaves) == 1 and isinstance(leaf, ArraySpec):
+            self._only = (self._rows[()], (num_envs, *leaf.shape), leaf.dtype)
+
+    def write(self, actions: Any, env_ids: Array | None) -> dict[int, dict[LeafPath, Any]] | None:
+        """Writes the actions of ``env_ids`` (``None``: all), one row per env.
+
+        Args:
+            actions: an array ``[n, *shape]`` where the action is a single leaf, else a
+                mapping from leaf path to array; a path of one name may be given as text.
+                Leaves without a fixed shape are sequences of ``n`` objects.
+            env_ids: the envs, ascending.
+
+        Returns:
+            The leaves without a fixed shape, per env, or ``None`` if there are none.
+
+        Raises:
+            SpecError: the wrong number of rows, shape, dtype or keys. Nothing was written.
+        """
+        if self._only is not None and env_ids is None and isinstance(actions, np.ndarray):
+            rows, shape, dtype = self._only
+            if actions.dtype == dtype and actions.shape == shape:
+                rows[...] = actions
+                return None
+        checked, objects = self.check(actions, env_ids)
+        for path, array in checked.items():
+            self._rows[path][... if env_ids is None else env_ids] = array
+        return objects
+
+    def holds(self, actions: Any) -> bool:
+        """Returns whether the rows of all envs hold just these actions."""
+        checked, objects = self.check(actions, None)
+        return objects is None and all(
+            np.array_equal(self._rows[path], array) for path, array in checked.items()
+        )
+
+    def check(
+        self, actions: Any, env_ids: Array | None
+    ) -> tuple[dict[LeafPath, Array], dict[int, dict[LeafPath, Any]] | None]:
+        """Returns the actions as arrays that fit, and the objects; see `write`."""
+        num_rows = self._num_envs if env_ids is None else len(env_ids)
+        values = self._by_path(actions)
+        checked: dict[LeafPath, Array] = {}
+        objects: dict[int, dict[LeafPath, Any]] | None = None
+        for path, leaf in self._leaves.items():
+            key = describe_path("action", path)
+            if isinstance(leaf, ArraySpec):
+                batched = ArraySpec((num_rows, *leaf.shape), leaf.dtype)
+                checked[path] = conform(values[path], batched, key)
+                continue
+            column = list(values[path])
+            if len(column) != num_rows:
+                raise SpecError(
+                    key=key, expected=f"{num_rows} objects", actual=f"{len(column)} objects"
+                )
+            objects = {} if objects is None else objects
+            ids = range(num_rows) if env_ids is None else env_ids.tolist()
+            for env_id, value in zip(ids, column, strict=True):
+                objects.setdefault(env_id, {})[path] = value
+        return checked, objects
+
+    def _by_path(self, actions: Any) -> dict[LeafPath, Any]:
+        if not isinstance(actions, Mapping):
+            if list(self._leaves) == [()]:
+                return {(): actions}
+            raise SpecError(
+                key="action",
+                expected=f"a mapping with the leaves {sorted(self._leaves)}",
+                actual=f"a {type(actions).__name__}",
+            )
+        values = {(p,) if isinstance(p, str) else tuple(p): v for p, v in actions.items()}
+        for path in {**self._leaves, **values}:
+            if (path in values) != (path in self._leaves):
+                missing = path in self._leaves
+                raise SpecError(
+                    key=describe_path("action", path),
+                    expected="given" if missing else f"one of {sorted(self._leaves)}",
+                    actual="missing" if missing else "an extra leaf",
+                )
+        return values

@@ -1,0 +1,414 @@
+"""The engine: checks calls, keeps the slot table, drives one backend.
+
+Knows the tables of `core` and the contract of a backend. Does not know the
+operating system or any framework.
+
+Everything is one protocol: `Engine.send` hands envs over to their workers,
+`Engine.recv` takes ready ones back. A synchronous step sends all and receives all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.engine.backends.common import env_error
+from shoal.engine.backends.processes import ProcessBackend
+from shoal.engine.backends.serial import SerialBackend
+from shoal.engine.config import EngineConfig
+from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.layout import Op
+from shoal.engine.core.lifecycle import EngineState
+from shoal.engine.core.messages import CallEnvs, SeedEnvs
+from shoal.engine.core.seeds import seed_chain, spread_seed
+from shoal.engine.driver import Driver
+from shoal.errors import BrokenError, EnvError, NoPendingCallError, UsageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from shoal.engine.backends.base import Backend
+    from shoal.engine.batch import Batch
+    from shoal.engine.core.layout import Arrays
+    from shoal.engine.env import EnvFactory
+    from shoal.engine.spec import EnvSpec
+
+__all__ = ["Engine"]
+
+Array = np.ndarray[Any, Any]
+_CONFIGURED: Any = object()  # "the timeout of the configuration"
+_STEP, _AUTORESET = int(Op.STEP), int(Op.STEP_AUTORESET)
+
+
+class Engine:
+    """Runs many envs at once. Numpy in, numpy out; never imports torch.
+
+    The envs are built at once, in their workers. Use it as a context manager, or call
+    `close`. One thread at a time may use an engine.
+
+    Attributes:
+        num_envs: how many envs there are; their ids go from 0 to ``num_envs - 1``.
+        spec: the leaves of each env's observations, actions and infos.
+        config: the options it was opened with.
+
+    Example:
+        >>> from shoal.adapters.gymnasium import GymnasiumFactory
+        >>> factory = GymnasiumFactory.of("CartPole-v1")
+        >>> with Engine([factory] * 4, backend="serial") as engine:
+        ...     batch = engine.reset(seed=0)
+        ...     batch = engine.step(np.ones(4, np.int64))
+        >>> batch.observation[()].shape
+        (4, 4)
+    """
+
+    def __init__(self, factories: Sequence[EnvFactory], **options: Any) -> None:
+        """Builds the envs and waits until they stand.
+
+        Args:
+            factories: one per env; each is called in the worker that holds the env and
+                returns an object with the members of `shoal.engine.Env`.
+            **options: the fields of `EngineConfig`.
+
+        Raises:
+            UsageError: a wrong option, no factory, or one that cannot be pickled.
+            StartError: an env could not be built.
+            SpecError: the envs do not share their leaves.
+            TimeoutError: they did not stand within ``start_timeout``.
+        """
+        self.config = EngineConfig(**options)
+        factories = list(factories)
+        self.num_envs = len(factories)
+        if not factories or not all(map(callable, factories)):
+            raise UsageError("an engine needs one callable per env, and at least one env")
+        self._backend: Backend = self._open_backend(factories)
+        self.spec: EnvSpec = self._backend.spec
+        self._driver = Driver(
+            self._backend,
+            self.num_envs,
+            keep_infos=self.config.keep_infos,
+            prefetch_resets=self.config.prefetch_resets,
+        )
+        self._next_call_id = 1
+
+    def _open_backend(self, factories: list[EnvFactory]) -> Backend:
+        config = self.config
+        if config.backend == "serial":
+            return SerialBackend(factories, keep_infos=config.keep_infos)
+        return ProcessBackend(
+            factories,
+            num_processes=config.num_processes,
+            method=config.start_method,
+            keep_infos=config.keep_infos,
+            deadline=Deadline.after(config.start_timeout),
+        )
+
+    # --- state ---------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._driver.state is EngineState.CLOSED
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a worker has died; only `close` is left then."""
+        return self._driver.state is EngineState.BROKEN
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many envs were sent and not yet received."""
+        return self._driver.slots.num_in_flight
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers; empty for the serial backend."""
+        return self._backend.worker_pids
+
+    @property
+    def rows(self) -> Arrays:
+        """Live views of the rows, for front ends that copy for themselves.
+
+        What they hold after `step_rows` or `reset_rows` stays until the next call.
+        """
+        return self._driver.arrays
+
+    @property
+    def gatherer(self) -> Gatherer:
+        """Where each env's present observation lies; for front ends, as `rows`."""
+        return self._driver.gather
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine(num_envs={self.num_envs}, backend={self.config.backend!r},"
+            f" num_workers={max(1, len(self.worker_pids))}, state={self._driver.state.value},"
+            f" in_flight={self.num_in_flight})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the envs, the workers, and everything shared. From any state, any time.
+
+        Args:
+            timeout: seconds that the envs may take to end before they are killed;
+                ``None`` for ``close_timeout``.
+        """
+        if self._driver.state is EngineState.CLOSED:
+            return
+        self._driver.state = EngineState.CLOSED
+        limit = self.config.close_timeout if timeout is None else timeout
+        self._backend.close(Deadline.after(limit))
+
+    # --- the protocol --------------------------------------------------------------
+
+    def send(
+        self, actions: Any, env_ids: Sequence[int] | None = None, *, autoreset: bool = True
+    ) -> None:
+        """Starts a step of some envs. Does not wait.
+
+        Args:
+            actions: ``[n, *shape]``, or a mapping from leaf path to such arrays.
+            env_ids: the envs, in any order; rows of ``actions`` are in the same order.
+                ``None`` for all.
+            autoreset: reset an env at once when its episode ends.
+
+        Raises:
+            SpecError: the actions do not fit. Nothing was sent.
+            PendingCallError: one of the envs has not been received yet.
+            UsageError: an unknown env, or one named twice.
+        """
+        driver = self._driver
+        driver.check_usable("send", self._deadline(_CONFIGURED))
+        ids = None
+        if env_ids is not None:
+            given = np.asarray(list(env_ids))
+            ids = driver.slots.check_ids(env_ids)
+            if not np.array_equal(given, ids):
+                actions = _reordered(actions, np.argsort(given))
+        driver.slots.check_idle(ids, "send")
+        driver.start_step(actions, ids, _AUTORESET if autoreset else _STEP)
+
+    def recv(
+        self,
+        min_envs: int | None = None,
+        max_envs: int | None = None,
+        timeout: float | None = _CONFIGURED,
+    ) -> Batch:
+        """Waits for results of envs that were sent, and returns those that are ready.
+
+        Args:
+            min_envs: wait for at least this many; ``None`` for all that are in flight.
+            max_envs: return at most this many, lowest ids first; ``None`` for no limit.
+            timeout: seconds; 0 polls, ``None`` waits without limit.
+
+        Returns:
+            The results, which are the caller's.
+
+        Raises:
+            RecvTimeout: not enough was ready in time; nothing has changed.
+            NoPendingCallError: fewer envs are in flight than asked for.
+            EnvError: some envs raised; the others are in its ``batch``.
+            WorkerDied: a worker has ended; the engine is broken.
+        """
+        driver, deadline = self._driver, self._deadline(timeout)
+        driver.check_usable("recv", deadline)
+        in_flight = driver.slots.num_in_flight
+        wanted = in_flight if min_envs is None else min_envs
+        if wanted < 1 or wanted > in_flight:
+            raise NoPendingCallError(
+                f"cannot receive {wanted} envs: {in_flight} are in flight; send first"
+            )
+        if max_envs is not None and max_envs < wanted:
+            raise UsageError(f"max_envs ({max_envs}) is less than min_envs ({wanted})")
+        ids = driver.wait_ready(wanted, deadline)[:max_envs]
+        if failures := driver.take(ids):
+            raise driver.failure(ids, failures, after_reset=False)
+        return driver.gather.batch(None if len(ids) == self.num_envs else ids)
+
+    # --- synchronous verbs ---------------------------------------------------------
+
+    def step(
+        self, actions: Any, *, autoreset: bool = True, timeout: float | None = _CONFIGURED
+    ) -> Batch:
+        """Steps all envs once and waits for all. Equals `send` and `recv` of all.
+
+        Raises: as `send` and `recv`. After `RecvTimeout`, the same call with the same
+        actions goes on waiting; after an interrupt the step's results are dropped.
+        """
+        self.step_rows(actions, autoreset=autoreset, timeout=timeout)
+        return self._driver.gather.batch(None)
+
+    def step_rows(
+        self, actions: Any, *, autoreset: bool, timeout: float | None = _CONFIGURED
+    ) -> None:
+        """Steps all envs; the results stay in `rows` until the next call.
+
+        Without ``autoreset``, resets are prepared where they have been seen to follow
+        the ends of episodes; `reset_rows` then answers from memory.
+
+        Raises: as `step`.
+        """
+        driver, deadline = self._driver, self._deadline(timeout)
+        driver.check_usable("step", deadline)
+        op = driver.choose_op(autoreset=autoreset)
+        if failures := driver.step_all(actions, op, deadline):
+            raise driver.failure(None, failures, after_reset=False)
+
+    def reset(
+        self,
+        *,
+        env_ids: Sequence[int] | None = None,
+        seed: int | None | Sequence[int | None] = None,
+        options: Mapping[str, Any] | None = None,
+        timeout: float | None = _CONFIGURED,
+    ) -> Batch:
+        """Resets envs and waits for all of them.
+
+        Args:
+            env_ids: which; ``None`` for all.
+            seed: as in Gymnasium's vector envs: one per env named, or a number to which
+                the position is added, or ``None``.
+            options: handed to every env's reset.
+            timeout: seconds; ``None`` waits without limit.
+
+        Returns:
+            The first observations, in ascending order of env id.
+
+        Raises: as `recv`; `PendingCallError` if one of the envs is in flight.
+        """
+        ids = None if env_ids is None else self._driver.slots.check_ids(env_ids)
+        count = self.num_envs if ids is None else len(ids)
+        seeds: list[int | None] | None = None
+        if seed is not None:
+            seeds = spread_seed(seed, count)
+            if env_ids is not None:
+                seeds = [seeds[k] for k in np.argsort(np.asarray(list(env_ids)))]
+        kwargs = None if options is None else [{"options": dict(options)}] * count
+        self.reset_rows(ids, seeds=seeds, kwargs=kwargs, timeout=timeout)
+        return self._driver.gather.batch(ids, after_reset=True)
+
+    def reset_rows(
+        self,
+        env_ids: Array | None,
+        *,
+        seeds: Sequence[int | None] | None = None,
+        kwargs: Sequence[Mapping[str, Any]] | None = None,
+        timeout: float | None = _CONFIGURED,
+    ) -> None:
+        """Resets envs; the results stay in `rows` until the next call.
+
+        Args:
+            env_ids: ascending ids, or ``None`` for all.
+            seeds: one per env, or ``None``.
+            kwargs: keyword arguments of each env's reset, or ``None``.
+            timeout: seconds.
+
+        Raises: as `reset`.
+        """
+        driver, deadline = self._driver, self._deadline(timeout)
+        driver.check_usable("reset", deadline)
+        if failures := driver.reset(env_ids, seeds, kwargs, deadline):
+            raise driver.failure(env_ids, failures, after_reset=True)
+
+    # --- calls ---------------------------------------------------------------------
+
+    def seed(
+        self, seed: int, *, static: bool = False, timeout: float | None = _CONFIGURED
+    ) -> tuple[list[int], int]:
+        """Seeds all envs in one round trip, by TorchRL's chain.
+
+        Returns:
+            The seed of each env, and the one that follows the last.
+
+        Raises:
+            UsageError: the seed is no integer >= 0.
+            EnvError: envs raised.
+        """
+        driver, deadline = self._driver, self._deadline(timeout)
+        driver.check_usable("seed", deadline)
+        driver.slots.check_idle(None, "seed")
+        seeds, following = seed_chain(seed, self.num_envs, static=static)
+        driver.forget_prepared()
+
+        def command(call_id: int, ids: tuple[int, ...]) -> SeedEnvs:
+            return SeedEnvs(call_id, ids, tuple(seeds[i] for i in ids))
+
+        self._call(None, command, deadline)
+        return seeds, following
+
+    def call(
+        self,
+        name: str,
+        *args: Any,
+        env_ids: Sequence[int] | None = None,
+        timeout: float | None = _CONFIGURED,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """Calls a method of each env, or reads an attribute that is not callable.
+
+        Args:
+            name: the attribute, dots allowed.
+            *args: positional arguments of the method.
+            env_ids: which envs; ``None`` for all.
+            timeout: seconds.
+            **kwargs: keyword arguments of the method.
+
+        Returns:
+            One value per env, in ascending order of env id.
+
+        Raises:
+            EnvError: envs raised; nothing else has changed.
+        """
+        self._driver.check_usable("call", self._deadline(timeout))
+        ids = None if env_ids is None else self._driver.slots.check_ids(env_ids)
+        self._driver.slots.check_idle(ids, "call")
+        values = self._call(
+            ids,
+            lambda call_id, mine: CallEnvs(call_id, mine, name, args, kwargs),
+            self._deadline(timeout),
+        )
+        return [values[env_id] for env_id in sorted(values)]
+
+    def _call(
+        self,
+        ids: Array | None,
+        command: Callable[[int, tuple[int, ...]], CallEnvs | SeedEnvs],
+        deadline: Deadline,
+    ) -> dict[int, Any]:
+        by_worker: dict[int, list[int]] = {}
+        for env_id in range(self.num_envs) if ids is None else ids.tolist():
+            by_worker.setdefault(self._backend.worker_of(env_id), []).append(env_id)
+        call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
+        commands = ((worker, command(call_id, tuple(mine))) for worker, mine in by_worker.items())
+        try:
+            answers = self._backend.call(commands, deadline)
+        except BrokenError:
+            self._driver.state = EngineState.BROKEN
+            raise
+        failures = [failure for answer in answers for failure in answer.failures]
+        if failures:
+            raise EnvError.of_many([env_error(failure) for failure in failures])
+        return {env_id: value for answer in answers for env_id, value in answer.values.items()}
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline.after(self.config.timeout if timeout is _CONFIGURED else timeout)
+
+
+def _reordered(actions: Any, order: Array) -> Any:
+    if isinstance(actions, Mapping):
+        return {path: _reordered(values, order) for path, values in actions.items()}
+    if isinstance(actions, np.ndarray):
+        return actions[order]
+    return [actions[k] for k in order]

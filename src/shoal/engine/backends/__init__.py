@@ -1,0 +1,1 @@
+"""Ways to run envs behind the engine."""

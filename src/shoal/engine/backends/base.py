@@ -1,0 +1,100 @@
+"""The contract of a backend: where envs run, and how they are asked and waited for.
+
+Knows specs, arrays, records and deadlines. Does not know any implementation.
+
+A backend carries out what the engine has written into the op rows of the slab. It
+decides nothing about envs: which of them may be sent to, and what a result means, is
+the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.layout import Arrays
+from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
+from shoal.engine.spec import EnvSpec, LeafPath
+
+__all__ = ["Backend"]
+
+
+class Backend(Protocol):
+    """Runs the envs of one engine.
+
+    Attributes:
+        arrays: views of the rows.
+        spec: what each env's leaves look like; the same for all.
+    """
+
+    arrays: Arrays
+    spec: EnvSpec
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers; empty where there are none."""
+        ...
+
+    def submit(self, env_ids: Sequence[int] | None) -> None:
+        """Starts what the op rows of these envs (``None``: all) say."""
+        ...
+
+    def submit_resets(
+        self,
+        env_ids: Sequence[int],
+        seeds: Sequence[int | None],
+        kwargs: Sequence[Mapping[str, Any]],
+        undo_prepared: Sequence[bool],
+    ) -> None:
+        """Starts resets with seeds or keyword arguments; results go into the rows."""
+        ...
+
+    def send_action_objects(self, actions: Mapping[int, Mapping[LeafPath, Any]]) -> None:
+        """Hands over action leaves without a fixed shape, before `submit`."""
+        ...
+
+    def wait(self, done: Callable[[], bool], deadline: Deadline, *, for_all: bool = False) -> bool:
+        """Waits until ``done()``; returns whether it is.
+
+        ``for_all`` promises that ``done`` cannot be true before every worker has
+        carried out all it was asked to, which saves wake-ups.
+
+        Raises:
+            WorkerDied: a worker has ended, and ``done()`` is still false.
+        """
+        ...
+
+    def all_done(self) -> bool:
+        """Returns whether every worker has carried out all that was submitted."""
+        ...
+
+    def take_notes(self) -> dict[int, EnvNotes]:
+        """Returns what results hold beside their rows, per env, and forgets it."""
+        ...
+
+    def has_notes(self) -> bool:
+        """Returns whether `take_notes` would return something."""
+        ...
+
+    def call(
+        self, commands: Iterator[tuple[int, CallEnvs | SeedEnvs]], deadline: Deadline
+    ) -> list[Returned]:
+        """Sends one command per worker named, all at once, and waits for the answers."""
+        ...
+
+    def worker_of(self, env_id: int) -> int:
+        """Returns the worker that holds an env."""
+        ...
+
+    def resubmit(self) -> None:
+        """Asks again for whatever was written but perhaps not asked for.
+
+        After an interrupt nobody knows how far `submit` came. Asking twice is harmless:
+        a row that has been carried out has no op any more.
+        """
+        ...
+
+    def close(self, deadline: Deadline) -> None:
+        """Ends everything. May be called again, from any state."""
+        ...

@@ -1,0 +1,59 @@
+"""The options of an engine, checked once.
+
+Knows ranges of options and how they combine. Does not know how one is carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shoal.errors import UsageError
+
+__all__ = ["BackendName", "EngineConfig", "StartMethodName"]
+
+BackendName = Literal["processes", "serial"]
+StartMethodName = Literal["forkserver", "spawn", "fork"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine runs its envs.
+
+    Attributes:
+        backend: ``"processes"`` or ``"serial"``.
+        num_processes: worker processes; ``None`` for one per usable core. Never more
+            than envs.
+        start_method: how worker processes come to life.
+        keep_infos: carry whole info dicts; they are pickled at every step.
+        timeout: seconds that a call may wait for envs; ``None`` for no limit.
+        start_timeout: seconds that all envs may take to be built.
+        close_timeout: seconds that envs may take to end before they are killed.
+        prefetch_resets: prepare resets where they have been seen to follow.
+    """
+
+    backend: BackendName = "processes"
+    num_processes: int | None = None
+    start_method: StartMethodName = "forkserver"
+    keep_infos: bool = False
+    timeout: float | None = 600.0
+    start_timeout: float = 300.0
+    close_timeout: float = 10.0
+    prefetch_resets: bool = True
+
+    def __post_init__(self) -> None:
+        if self.backend not in get_args(BackendName):
+            raise UsageError(
+                f"backend is one of {', '.join(get_args(BackendName))}; not {self.backend!r}"
+            )
+        if self.start_method not in get_args(StartMethodName):
+            raise UsageError(
+                f"start_method is one of {', '.join(get_args(StartMethodName))};"
+                f" not {self.start_method!r}"
+            )
+        for name in ("timeout", "start_timeout", "close_timeout"):
+            value = getattr(self, name)
+            if value is None and name == "timeout":
+                continue
+            if not isinstance(value, int | float) or not value >= 0:
+                raise UsageError(f"{name} is a number of seconds >= 0, not {value!r}")

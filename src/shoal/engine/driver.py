@@ -1,0 +1,310 @@
+"""Moves rows between the engine and its backend: start, wait, take back.
+
+Knows the slot table, the predictor of resets, and one backend. Does not know what
+callers may ask for, or in which words; that is `api`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.engine.actions import ActionWriter
+from shoal.engine.backends.common import env_error
+from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.layout import Op, Status
+from shoal.engine.core.lifecycle import EngineState
+from shoal.engine.core.prefetch import ResetPredictor
+from shoal.engine.core.slots import SlotTable
+from shoal.engine.gather import Gatherer
+from shoal.errors import (
+    BrokenError,
+    ClosedError,
+    EnvError,
+    PendingCallError,
+    RecvTimeout,
+    WorkerDied,
+)
+
+if TYPE_CHECKING:
+    from shoal.engine.backends.base import Backend
+    from shoal.engine.core.messages import EnvFailure
+
+__all__ = ["Driver"]
+
+Array = np.ndarray[Any, Any]
+_READY, _RESET_DONE = int(Status.READY), int(Status.RESET_DONE)
+_STEP, _PREPARE = int(Op.STEP), int(Op.STEP_PREPARE)
+_AUTORESET, _RESET = int(Op.STEP_AUTORESET), int(Op.RESET)
+
+
+class Driver:
+    """The state of an engine between calls.
+
+    Attributes:
+        state: open, broken or closed.
+        slots: which envs are in flight.
+        gather: builds batches, and knows where present observations lie.
+    """
+
+    def __init__(
+        self, backend: Backend, num_envs: int, *, keep_infos: bool, prefetch_resets: bool
+    ) -> None:
+        self.backend = backend
+        self.arrays = backend.arrays
+        self.state = EngineState.OPEN
+        self.slots = SlotTable(num_envs)
+        self.actions = ActionWriter(backend.spec, backend.arrays, num_envs)
+        self.gather = Gatherer(backend.spec, backend.arrays, num_envs, keep_infos=keep_infos)
+        self.predictor = ResetPredictor(enabled=prefetch_resets)
+        self._last_op = np.zeros(num_envs, np.uint8)
+        self._prepared = np.zeros(num_envs, np.bool_)
+        self._any_prepared = False
+        # The synchronous call whose results were not received, after a timeout.
+        self._unfinished: object = None
+        # An interrupt came while rows were in flight: their results belong to nobody.
+        self._interrupted = False
+
+    # --- before a call -------------------------------------------------------------
+
+    def check_usable(self, verb: str, deadline: Deadline) -> None:
+        """Refuses a closed or broken engine; clears up after an interrupt."""
+        if self.state is EngineState.CLOSED:
+            raise ClosedError(f"cannot {verb}: the engine is closed; open a new one")
+        if self.state is EngineState.BROKEN:
+            raise BrokenError(f"cannot {verb}: a worker has died; close the engine")
+        if self._interrupted:
+            self.drop_in_flight(deadline)
+
+    def drop_in_flight(self, deadline: Deadline) -> None:
+        """Waits for everything in flight and drops the results.
+
+        Raises:
+            RecvTimeout: they did not come in time; the next call tries again.
+        """
+        self._interrupted = True
+        # Nobody knows how far the interrupted call came; asking again is harmless.
+        self.backend.resubmit()
+        self._wait(self.backend.all_done, deadline, "finish what was interrupted", for_all=True)
+        self._take_rows(np.flatnonzero(self.slots.in_flight))
+        self._interrupted = False
+        self._unfinished = None
+
+    # --- steps ---------------------------------------------------------------------
+
+    def choose_op(self, *, autoreset: bool) -> int:
+        """Returns the op of a step of all envs."""
+        if autoreset:
+            return _AUTORESET
+        return _PREPARE if self.predictor.predicts_reset else _STEP
+
+    def start_step(self, actions: Any, ids: Array | None, op: int) -> None:
+        """Writes actions and hands idle envs (``None``: all) over to their workers."""
+        objects = self.actions.write(actions, ids)
+        if self._any_prepared:
+            # Stepped on past an end whose reset was prepared.
+            self._set_prepared(None, False)
+            self.predictor.note_wrong_guess()
+        else:
+            self.predictor.note_step()
+        self._hand_over(ids, op)
+        if objects is not None:
+            self.backend.send_action_objects(objects)
+        self.backend.submit(ids)
+
+    def _hand_over(self, ids: Array | None, op: int) -> None:
+        where: Any = slice(None) if ids is None else ids
+        self.arrays.status[where] = 0
+        self.arrays.op[where] = op
+        self._last_op[where] = op
+        self.slots.hand_over(ids)
+
+    def step_all(self, actions: Any, op: int, deadline: Deadline) -> list[EnvFailure]:
+        """Steps all envs and waits for all; returns failures.
+
+        After a timeout, the same call goes on waiting for the step under way.
+        """
+        if self.slots.num_in_flight:
+            self._resume_step(actions)
+        else:
+            try:
+                self.start_step(actions, None, op)
+            except (BrokenError, KeyboardInterrupt, SystemExit, GeneratorExit):
+                self._interrupted = True
+                raise
+        try:
+            self._wait(self.backend.all_done, deadline, "step", for_all=True)
+        except RecvTimeout:
+            self._unfinished = "step"
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+        self._unfinished = None
+        return self.take(None)
+
+    def _resume_step(self, actions: Any) -> None:
+        if self._unfinished != "step":
+            self.slots.check_idle(None, "step")
+        if not self.actions.holds(actions):
+            raise PendingCallError(
+                "a step with other actions is still under way after its timeout; call step"
+                " with the same actions to get its results, or reset to drop them"
+            )
+
+    # --- resets --------------------------------------------------------------------
+
+    def reset(
+        self,
+        ids: Array | None,
+        seeds: Sequence[int | None] | None,
+        kwargs: Sequence[Mapping[str, Any]] | None,
+        deadline: Deadline,
+    ) -> list[EnvFailure]:
+        """Resets envs (``None``: all) and waits for them; returns failures."""
+        call = ("reset", None if ids is None else ids.tolist(), seeds, kwargs)
+        if self.slots.num_in_flight and self._unfinished != call:
+            if self._unfinished is None:
+                self.slots.check_idle(ids, "reset")
+            else:
+                self.drop_in_flight(deadline)
+        try:
+            if self._unfinished == call:
+                started = np.flatnonzero(self.slots.in_flight)
+            else:
+                started = self._start_reset(ids, seeds, kwargs)
+            if len(started):
+                status = self.arrays.status
+                self._wait(lambda: bool(status[started].all()), deadline, "reset")
+        except RecvTimeout:
+            self._unfinished = call
+            raise
+        except BaseException:
+            self._interrupted = True
+            raise
+        self._unfinished = None
+        return self.take(started) if len(started) else []
+
+    def _start_reset(
+        self,
+        ids: Array | None,
+        seeds: Sequence[int | None] | None,
+        kwargs: Sequence[Mapping[str, Any]] | None,
+    ) -> Array:
+        """Starts what a reset needs; returns the envs that have to be waited for."""
+        every = np.arange(self.slots.num_envs) if ids is None else ids
+        plain = seeds is None and kwargs is None
+        self.predictor.note_reset(plain=plain)
+        prepared = self._prepared[every]
+        self._set_prepared(every, False)
+        if plain:
+            if prepared.any():
+                self.gather.set_fresh(every[prepared], True)
+                every = every[~prepared]
+            if len(every):
+                whole = len(every) == self.slots.num_envs
+                self._hand_over(None if whole else every, _RESET)
+                self.backend.submit(None if whole else every.tolist())
+            return every
+        count = len(every)
+        self._hand_over(every, _RESET)
+        # Not an op for the worker to find: the command says it all.
+        self.arrays.op[every] = 0
+        self.backend.submit_resets(
+            every.tolist(),
+            [None] * count if seeds is None else seeds,
+            [{}] * count if kwargs is None else kwargs,
+            prepared.tolist(),
+        )
+        return every
+
+    def forget_prepared(self) -> None:
+        """Drops prepared resets: the envs are about to be seeded."""
+        self._set_prepared(None, False)
+        self.predictor.note_reset(plain=False)
+
+    def _set_prepared(self, ids: Array | None, value: Array | bool) -> None:
+        self._prepared[... if ids is None else ids] = value
+        self._any_prepared = bool(self._prepared.any())
+
+    # --- waiting and taking --------------------------------------------------------
+
+    def wait_ready(self, wanted: int, deadline: Deadline) -> Array:
+        """Waits until ``wanted`` envs in flight are ready; returns all that are."""
+        status, flags = self.arrays.status, self.slots.in_flight
+
+        def enough() -> bool:
+            return int(np.count_nonzero(status[flags])) >= wanted
+
+        self._wait(enough, deadline, "step", for_all=wanted == self.slots.num_in_flight)
+        return np.flatnonzero(flags & (status != 0))
+
+    def _wait(
+        self, done: Callable[[], bool], deadline: Deadline, during: str, *, for_all: bool = False
+    ) -> None:
+        try:
+            came = self.backend.wait(done, deadline, for_all=for_all)
+        except WorkerDied as died:
+            self.state = EngineState.BROKEN
+            ready = np.flatnonzero(self.slots.in_flight & (self.arrays.status == _READY))
+            if len(ready) and not self._interrupted:
+                died.batch = self.gather.batch(ready)
+            raise
+        if not came:
+            missing = np.flatnonzero(self.slots.in_flight & (self.arrays.status == 0))
+            raise RecvTimeout(
+                waiting_for=missing.tolist(), timeout=deadline.timeout_s, during=during
+            )
+
+    def take(self, ids: Array | None) -> list[EnvFailure]:
+        """Takes ready envs (``None``: all) back; returns what failed."""
+        if ids is not None and len(ids) == self.slots.num_envs:
+            ids = None
+        return self._take_rows(ids)
+
+    def _take_rows(self, ids: Array | None) -> list[EnvFailure]:
+        failures: list[EnvFailure] = []
+        if self.backend.has_notes():
+            notes = self.backend.take_notes()
+            self.gather.note(notes)
+            failures = [note.failure for note in notes.values() if note.failure is not None]
+        self.slots.take_back(ids)
+        where: Any = slice(None) if ids is None else ids
+        status, ops = self.arrays.status[where], self._last_op[where]
+        reset_done = (status & _RESET_DONE) != 0
+        first = int(ops[0]) if len(ops) else _STEP
+        if len(ops) and (ops == first).all():
+            self._note_result(ids, first, reset_done)
+        else:
+            every = np.flatnonzero(np.ones(self.slots.num_envs)) if ids is None else ids
+            for op in np.unique(ops):
+                self._note_result(every[ops == op], int(op), reset_done[ops == op])
+        return failures
+
+    def _note_result(self, ids: Array | None, op: int, reset_done: Array) -> None:
+        if op == _RESET:
+            self.gather.set_fresh(ids, True)
+        elif op == _AUTORESET:
+            self.gather.set_fresh(ids, reset_done)
+        else:
+            self.gather.set_fresh(ids, False)
+            where: Any = slice(None) if ids is None else ids
+            arrays = self.arrays
+            ended = arrays.terminated[where].any() or arrays.truncated[where].any()
+            self.predictor.note_ends(any_finished=bool(ended))
+            if op == _PREPARE:
+                self._set_prepared(ids, reset_done)
+
+    def failure(
+        self, ids: Array | None, failures: list[EnvFailure], *, after_reset: bool
+    ) -> EnvError:
+        """Returns the error for envs that raised, with the results of the others."""
+        error = EnvError.of_many([env_error(failure) for failure in failures])
+        failed = {failure.env_id for failure in failures}
+        every = range(self.slots.num_envs) if ids is None else ids.tolist()
+        well = np.asarray([env_id for env_id in every if env_id not in failed], np.int64)
+        if len(well):
+            error.batch = self.gather.batch(well, after_reset=after_reset)
+        return error

@@ -1,0 +1,55 @@
+"""The narrow contract between the engine and one environment.
+
+Knows `spec`. Does not know any env library, batches or processes. Adapters turn a
+library's env into an object with these members; the engine uses nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from shoal.engine.spec import EnvSpec
+
+__all__ = ["Env", "EnvFactory"]
+
+
+class Env(Protocol):
+    """One environment, as the engine sees it.
+
+    Attributes:
+        spec: the leaves of its observations, actions and infos.
+        reset: ``reset(seed=None, options=None) -> (observation, info)``.
+        step: ``step(action) -> (observation, reward, terminated, truncated, info)``.
+            Both may be bound methods of the library's own env: the engine calls them
+            without anything in between.
+        flatten_observation: turns an observation into its leaf values, in the order
+            of ``spec.observation``; raises `SpecError` for a missing or an extra key.
+            ``None`` where the observation is itself the only leaf (path ``()``).
+        build_action: turns leaf values, in the order of ``spec.action``, into an
+            action. ``None`` where the action is itself the only leaf.
+    """
+
+    spec: EnvSpec
+    reset: Callable[..., tuple[Any, dict[str, Any]]]
+    step: Callable[[Any], tuple[Any, Any, Any, Any, dict[str, Any]]]
+    flatten_observation: Callable[[Any], Sequence[Any]] | None
+    build_action: Callable[[Sequence[Any]], Any] | None
+
+    def seed(self, seed: int | None) -> None:
+        """Seeds the env; the next reset without a seed goes on from there."""
+
+    def save_rng(self) -> object:
+        """Returns the state of the env's random generator, or ``None`` if unknown."""
+
+    def load_rng(self, state: object) -> None:
+        """Puts back what `save_rng` returned."""
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a method of the library's env, or returns a plain attribute."""
+
+    def close(self) -> None:
+        """Frees what the env holds."""
+
+
+EnvFactory = Callable[[], Env]

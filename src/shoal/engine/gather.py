@@ -1,0 +1,125 @@
+"""Rows into batches: copies of what the rows of some envs hold.
+
+Knows specs, views and notes. Does not know backends or slots.
+
+Keeps, per env, the leaves that have no fixed shape, and which of its two sets of
+rows holds the present observation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shoal.engine.batch import Batch
+from shoal.engine.core.layout import Arrays
+from shoal.engine.core.messages import EnvNotes
+from shoal.engine.spec import EnvSpec, LeafPath, ObjectSpec
+
+__all__ = ["Gatherer"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Gatherer:
+    """Builds batches from the rows.
+
+    Attributes:
+        is_fresh: bool ``[num_envs]``: the present observation is that of a reset, in
+            the second set of rows.
+        any_fresh: whether one is.
+        observation_objects: per path ``[num_envs]`` objects of the last step; for
+            leaves without a fixed shape.
+        reset_objects: the same for the last reset.
+        infos: the info dict of each env's last step, if the engine keeps them.
+        reset_infos: the same for the last reset.
+    """
+
+    def __init__(self, spec: EnvSpec, arrays: Arrays, num_envs: int, *, keep_infos: bool) -> None:
+        self._arrays = arrays
+        self._keep_infos = keep_infos
+        self._all_ids = np.arange(num_envs)
+        self.is_fresh = np.zeros(num_envs, np.bool_)
+        self.any_fresh = False
+        paths = [p for p, leaf in spec.observation.items() if isinstance(leaf, ObjectSpec)]
+        self._order = list(spec.observation)
+        self.observation_objects: dict[LeafPath, Array] = {}
+        self.reset_objects: dict[LeafPath, Array] = {}
+        for path in paths:
+            self.observation_objects[path] = np.empty(num_envs, object)
+            self.reset_objects[path] = np.empty(num_envs, object)
+        self.infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+
+    def note(self, notes: dict[int, EnvNotes]) -> None:
+        """Keeps what came beside the rows."""
+        for env_id, note in notes.items():
+            for path, value in (note.observation or {}).items():
+                self.observation_objects[path][env_id] = value
+            for path, value in (note.reset_observation or {}).items():
+                self.reset_objects[path][env_id] = value
+            if note.info is not None:
+                self.infos[env_id] = note.info
+            if note.reset_info is not None:
+                self.reset_infos[env_id] = note.reset_info
+
+    def set_fresh(self, env_ids: Array | None, fresh: Array | bool) -> None:
+        """Notes where the present observation of these envs (``None``: all) lies."""
+        self.is_fresh[... if env_ids is None else env_ids] = fresh
+        self.any_fresh = bool(self.is_fresh.any())
+
+    def current(self, env_ids: Array | None) -> dict[LeafPath, Array]:
+        """Returns the present observation of these envs, per leaf, as fresh arrays."""
+        where = slice(None) if env_ids is None else env_ids
+        fresh = self.is_fresh[where]
+        present: dict[LeafPath, Array] = {}
+        for path in self._order:
+            rows, reset_rows = self.rows_of(path)
+            # A slice is a view, an index a copy; the caller owns what he gets.
+            leaf = rows[where].copy() if env_ids is None else rows[where]
+            if self.any_fresh and fresh.any():
+                leaf[fresh] = reset_rows[where][fresh]
+            present[path] = leaf
+        return present
+
+    def rows_of(self, path: LeafPath) -> tuple[Array, Array]:
+        """Returns both sets of rows of one leaf: of the last step, of the last reset."""
+        if path in self.observation_objects:
+            return self.observation_objects[path], self.reset_objects[path]
+        return self._arrays.observation[path], self._arrays.reset_observation[path]
+
+    def batch(self, env_ids: Array | None, *, after_reset: bool = False) -> Batch:
+        """Returns the results of these envs (``None``: all)."""
+        where: Any = slice(None) if env_ids is None else env_ids
+        ids = (self._all_ids if env_ids is None else env_ids).copy()
+        arrays = self._arrays
+        if after_reset:
+            none = np.zeros(0, np.int64)
+            info_rows = arrays.reset_info
+            return Batch(
+                env_ids=ids,
+                observation=self.current(env_ids),
+                reward=np.zeros(len(ids)),
+                terminated=np.zeros(len(ids), np.bool_),
+                truncated=np.zeros(len(ids), np.bool_),
+                reset_rows=none,
+                final_observation={p: self.rows_of(p)[0][none] for p in self._order},
+                info={path: rows[where].copy() for path, rows in info_rows.items()},
+                infos=[self.reset_infos[i] for i in ids] if self._keep_infos else None,
+                reset_infos=[] if self._keep_infos else None,
+            )
+        reset_rows = np.flatnonzero(self.is_fresh[where])
+        reset_ids = ids[reset_rows]
+        return Batch(
+            env_ids=ids,
+            observation=self.current(env_ids),
+            reward=arrays.reward[where].copy(),
+            terminated=arrays.terminated[where].copy(),
+            truncated=arrays.truncated[where].copy(),
+            reset_rows=reset_rows,
+            final_observation={p: self.rows_of(p)[0][reset_ids] for p in self._order},
+            info={path: rows[where].copy() for path, rows in arrays.info.items()},
+            infos=[self.infos[i] for i in ids] if self._keep_infos else None,
+            reset_infos=[self.reset_infos[i] for i in reset_ids] if self._keep_infos else None,
+        )

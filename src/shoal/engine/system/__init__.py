@@ -1,0 +1,1 @@
+"""One operating-system facility a file. Nothing here knows environments or arrays."""

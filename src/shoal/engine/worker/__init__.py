@@ -1,0 +1,1 @@
+"""The side that owns environments: carries out commands, writes rows."""

@@ -1,0 +1,330 @@
+"""Owns the envs of one worker and carries out one command at a time.
+
+Knows the env contract, its own rows, and the messages. Does not know how commands
+arrive, other workers, or any env library. An env's exception becomes a record here;
+nothing else is caught.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from shoal.engine.core.layout import Arrays, Op, Status
+from shoal.engine.core.messages import EnvFailure, EnvNotes
+from shoal.engine.env import Env, EnvFactory
+from shoal.engine.spec import ArraySpec, LeafPath, ObjectSpec, describe_path
+from shoal.engine.worker.rows import ObservationWriter, as_flag, as_reward, leaf_writer
+from shoal.errors import SpecError
+
+__all__ = ["Host", "build_envs", "describe_failure"]
+
+_STEP, _STEP_PREPARE, _RESET = int(Op.STEP), int(Op.STEP_PREPARE), int(Op.RESET)
+_READY, _FAILED, _RESET_DONE = int(Status.READY), int(Status.FAILED), int(Status.RESET_DONE)
+_REWARD_TYPES = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
+_FLAG_TYPES = frozenset({bool, np.bool_})
+
+
+def describe_failure(env_id: int, during: str, exc: Exception) -> EnvFailure:
+    """Returns the record of what an env raised."""
+    if isinstance(exc, SpecError):
+        exc.at(env_id)
+    try:
+        pickled: bytes | None = cloudpickle.dumps(exc)
+    except Exception:  # noqa: BLE001 - a user's exception may hold anything
+        pickled = None
+    return EnvFailure(
+        env_id=env_id,
+        during=during,
+        text="".join(traceback.format_exception_only(exc)).strip(),
+        traceback="".join(traceback.format_exception(exc)),
+        exception=pickled,
+    )
+
+
+def build_envs(
+    factories: Sequence[EnvFactory], env_ids: Sequence[int]
+) -> tuple[list[Env], EnvFailure | None]:
+    """Returns the envs, or those built so far and what the next one raised."""
+    envs: list[Env] = []
+    for env_id, factory in zip(env_ids, factories, strict=True):
+        try:
+            envs.append(factory())
+        except Exception as exc:  # noqa: BLE001 - border: foreign code
+            return envs, describe_failure(env_id, "build", exc)
+    return envs, None
+
+
+class Host:
+    """The envs of one worker, and their rows.
+
+    Local indices count this worker's envs from 0; ``first_id`` is the id of the first.
+
+    Attributes:
+        notes: what the present results hold beside their rows, per env id. Taken and
+            emptied by the caller before it publishes the rows.
+    """
+
+    def __init__(
+        self, envs: Sequence[Env], first_id: int, arrays: Arrays, *, keep_infos: bool
+    ) -> None:
+        self.envs = envs
+        self.first_id = first_id
+        self.notes: dict[int, EnvNotes] = {}
+        self._keep_infos = keep_infos
+        self._steps = [env.step for env in envs]
+        self._resets = [env.reset for env in envs]
+        own = slice(first_id, first_id + len(envs))
+        self._op = arrays.op[own]
+        self._status = arrays.status[own]
+        self._reward = arrays.reward[own]
+        self._terminated = arrays.terminated[own]
+        self._truncated = arrays.truncated[own]
+        spec = envs[0].spec
+        flatteners = [env.flatten_observation for env in envs]
+        self._writer, self._reset_writer = (
+            ObservationWriter(spec.observation, {p: a[own] for p, a in rows.items()}, flatteners)
+            for rows in (arrays.observation, arrays.reset_observation)
+        )
+        self._fast_write = self._writer.fast_write()
+        self._action_rows = [
+            arrays.action[path][own] if isinstance(leaf, ArraySpec) else path
+            for path, leaf in spec.action.items()
+        ]
+        self._action_is_leaf = all(env.build_action is None for env in envs)
+        self._has_action_objects = any(isinstance(a, ObjectSpec) for a in spec.action.values())
+        self._action_objects: dict[int, Mapping[LeafPath, Any]] = {}
+        self._info_writers, self._reset_info_writers = (
+            [
+                (path, leaf_writer(rows[path][own], leaf, describe_path("info", path)), leaf)
+                for path, leaf in spec.info.items()
+            ]
+            for rows in (arrays.info, arrays.reset_info)
+        )
+        self._wants_info = bool(spec.info) or keep_infos
+        self._all = range(len(envs))
+        self._all_alike = {bytes([op]) * len(envs) for op in Op if op is not Op.NONE}
+        self._rng_states: list[object] = [None] * len(envs)
+        self._reset_done: list[int] = []
+
+    # --- rows that the engine asked for through the slab ---------------------------
+
+    def pending(self) -> tuple[bytes, Sequence[int]]:
+        """Returns the op byte of every env, and the local indices that have one."""
+        ops = self._op.tobytes()
+        if ops in self._all_alike:
+            return ops, self._all
+        return ops, [i for i, op in enumerate(ops) if op]
+
+    def run(self, ops: bytes, indices: Sequence[int]) -> None:
+        """Carries out the ops of these envs. `publish` hands the rows over."""
+        if _RESET not in ops:
+            self._step(indices, ops)
+            return
+        if stepping := [i for i in indices if ops[i] != _RESET]:
+            self._step(stepping, ops)
+        for i in indices:
+            if ops[i] == _RESET:
+                self._reset_plainly(i)
+
+    def publish(self, indices: Sequence[int]) -> None:
+        """Hands the rows over: the engine may read them from here on.
+
+        The op is cleared first: once the status is set the engine may set a new one.
+        Only envs that have something to tell besides being ready cost more than two
+        writes for all.
+        """
+        special = dict.fromkeys(self._reset_done, _READY | _RESET_DONE)
+        self._reset_done.clear()
+        for env_id, note in self.notes.items():
+            if note.failure is not None:
+                special[env_id - self.first_id] = _READY | _FAILED
+        whole = indices is self._all
+        if whole:
+            self._op.fill(0)
+        else:
+            self._op[indices] = 0
+        if not special:
+            self._status[... if whole else indices] = _READY
+            return
+        statuses = [special.get(i, _READY) for i in indices]
+        self._status[... if whole else indices] = statuses
+
+    def set_action_objects(self, actions: Mapping[int, Mapping[LeafPath, Any]]) -> None:
+        """Keeps the action leaves without a fixed shape for the next step."""
+        self._action_objects.update(actions)
+
+    # --- step ----------------------------------------------------------------------
+
+    def _take_actions(self, indices: Sequence[int]) -> list[Any]:
+        # One copy per leaf, then one view or scalar per env: an env may keep or change
+        # its action without touching the slab.
+        columns = []
+        for rows in self._action_rows:
+            if isinstance(rows, tuple):
+                columns.append([self._action_objects.pop(i)[rows] for i in indices])
+            elif indices is self._all:
+                columns.append(list(rows.copy()))
+            else:
+                columns.append(list(rows[indices]))
+        if self._action_is_leaf:
+            return columns[0]
+        builds = [self.envs[i].build_action for i in indices]
+        return [
+            leaves[0] if build is None else build(leaves)
+            for build, leaves in zip(builds, zip(*columns, strict=True), strict=True)
+        ]
+
+    def _step(self, indices: Sequence[int], ops: bytes) -> None:
+        rewards: list[Any] = []
+        terminations: list[Any] = []
+        truncations: list[Any] = []
+        steps, write = self._steps, self._fast_write
+        for i, action in zip(indices, self._take_actions(indices), strict=True):
+            try:
+                observation, reward, terminated, truncated, info = steps[i](action)
+                if write is not None:
+                    write(i, observation)
+                else:
+                    self._write_observation(i, observation)
+                if self._wants_info:
+                    self._take_info(i, info)
+                if (terminated or truncated) and ops[i] != _STEP:
+                    # At once: an env that reuses its buffers may change the terminal
+                    # observation now, which has been copied.
+                    self._reset_finished(i, guessed=ops[i] == _STEP_PREPARE)
+            except Exception as exc:  # noqa: BLE001 - border: foreign code
+                self._note_failure(i, "step", exc)
+                reward, terminated, truncated = 0.0, False, False
+            rewards.append(reward)
+            terminations.append(terminated)
+            truncations.append(truncated)
+        self._write_column(self._reward, indices, rewards, _REWARD_TYPES, "reward")
+        self._write_column(self._terminated, indices, terminations, _FLAG_TYPES, "terminated")
+        self._write_column(self._truncated, indices, truncations, _FLAG_TYPES, "truncated")
+
+    def _write_column(
+        self,
+        column: np.ndarray[Any, Any],
+        indices: Sequence[int],
+        values: list[Any],
+        exact: frozenset[type],
+        key: str,
+    ) -> None:
+        """Writes one number per env; the types are checked together, in C."""
+        if exact.issuperset(map(type, values)):
+            try:
+                column[... if indices is self._all else indices] = values
+                return
+            except OverflowError:
+                pass  # an integer beyond any float; found again below
+        for i, value in zip(indices, values, strict=True):
+            try:
+                column[i] = as_reward(value) if key == "reward" else as_flag(value, key)
+            except SpecError as exc:
+                self._note_failure(i, "step", exc)
+                column[i] = 0
+
+    def _reset_finished(self, i: int, *, guessed: bool) -> None:
+        if guessed:
+            self._rng_states[i] = self.envs[i].save_rng()
+        try:
+            observation, info = self._resets[i]()
+            self._write_reset(i, observation, info)
+            self._reset_done.append(i)
+        except Exception as exc:  # noqa: BLE001 - border: foreign code
+            # A guess that fails was never made: the reset that may come will fail too.
+            if not guessed:
+                self._note_failure(i, "reset", exc)
+
+    # --- reset ---------------------------------------------------------------------
+
+    def _reset_plainly(self, i: int) -> None:
+        try:
+            observation, info = self._resets[i]()
+            self._write_reset(i, observation, info)
+        except Exception as exc:  # noqa: BLE001 - border: foreign code
+            self._note_failure(i, "reset", exc)
+
+    def reset(
+        self, i: int, seed: int | None, kwargs: Mapping[str, Any], *, undo_prepared: bool
+    ) -> None:
+        """Resets one env with a seed or keyword arguments. `publish` hands it over.
+
+        A reset that was prepared in vain has drawn random numbers; with
+        ``undo_prepared`` they are put back, so that this one draws what it would have
+        drawn without it.
+        """
+        if undo_prepared and self._rng_states[i] is not None:
+            self.envs[i].load_rng(self._rng_states[i])
+        kwargs = dict(kwargs)
+        if seed is not None:
+            kwargs["seed"] = seed
+        try:
+            observation, info = self._resets[i](**kwargs)
+            self._write_reset(i, observation, info)
+        except Exception as exc:  # noqa: BLE001 - border: foreign code
+            self._note_failure(i, "reset", exc)
+
+    def _write_reset(self, i: int, observation: Any, info: Any) -> None:
+        objects = self._reset_writer.write(i, observation)
+        if objects is not None:
+            self._note(i).reset_observation = objects
+        if self._wants_info:
+            for path, write, leaf in self._reset_info_writers:
+                write(i, _look_up(info, path, leaf))
+            if self._keep_infos:
+                self._note(i).reset_info = info
+
+    # --- everything else -----------------------------------------------------------
+
+    def _write_observation(self, i: int, observation: Any) -> None:
+        objects = self._writer.write(i, observation)
+        if objects is not None:
+            self._note(i).observation = objects
+
+    def _take_info(self, i: int, info: Any) -> None:
+        for path, write, leaf in self._info_writers:
+            write(i, _look_up(info, path, leaf))
+        if self._keep_infos:
+            self._note(i).info = info
+
+    def _note(self, i: int) -> EnvNotes:
+        return self.notes.setdefault(self.first_id + i, EnvNotes())
+
+    def _note_failure(self, i: int, during: str, exc: Exception) -> None:
+        note = self._note(i)
+        if note.failure is None:
+            note.failure = describe_failure(self.first_id + i, during, exc)
+
+    def for_each(
+        self, env_ids: Sequence[int], during: str, action: Callable[[int, Env], Any]
+    ) -> tuple[dict[int, Any], list[EnvFailure]]:
+        """Runs ``action(position, env)`` for these envs; returns values and failures."""
+        values: dict[int, Any] = {}
+        failures: list[EnvFailure] = []
+        for position, env_id in enumerate(env_ids):
+            try:
+                values[env_id] = action(position, self.envs[env_id - self.first_id])
+            except Exception as exc:  # noqa: BLE001 - border: foreign code
+                failures.append(describe_failure(env_id, during, exc))
+        return values, failures
+
+    def close(self) -> list[EnvFailure]:
+        """Closes every env, whatever the others raise."""
+        ids = [self.first_id + i for i in self._all]
+        return self.for_each(ids, "close", lambda _, env: env.close())[1]
+
+
+def _look_up(info: Any, path: LeafPath, leaf: ArraySpec) -> Any:
+    """Returns an entry of an info dict; zeros where the env left it out."""
+    value = info
+    for name in path:
+        if not isinstance(value, Mapping) or name not in value:
+            return np.zeros(leaf.shape, leaf.dtype)
+        value = value[name]
+    return value

@@ -1,0 +1,291 @@
+"""The life of a worker process: build envs, then wait, run, publish, repeat.
+
+Knows the host and the system parts it waits with. Does not know the engine, the
+server that started it, or any env library. Runs in a process without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import select
+import threading
+import time
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from shoal.engine.core.deadline import NEVER, Deadline
+from shoal.engine.core.layout import Word, view_arrays
+from shoal.engine.core.messages import (
+    Attached,
+    AttachSlab,
+    BuildEnvs,
+    BuildFailed,
+    Built,
+    CallEnvs,
+    EnvNotes,
+    LeaveLoop,
+    Left,
+    Notes,
+    ResetEnvs,
+    Returned,
+    SeedEnvs,
+    SetActions,
+)
+from shoal.engine.core.spinning import SpinBudget, spinning_is_safe
+from shoal.engine.system.bell import Bell
+from shoal.engine.system.channel import Channel, ChannelClosed, dumps
+from shoal.engine.system.memory import Slab
+from shoal.engine.worker.host import Host, build_envs, describe_failure
+
+__all__ = ["ENTRY", "main"]
+
+ENTRY = f"{__name__}:main"
+
+# Envs slower than this are published one by one, so that the engine can hand on the
+# ready ones; faster ones are published together, with one wake-up.
+_SLOW_ENV_S = 500e-6
+_WORD_STRIDE = 8
+_REQUEST, _REPLY, _ASLEEP = int(Word.REQUEST), int(Word.REPLY), int(Word.ASLEEP)
+_NOTES, _MAIL = int(Word.NOTES), int(Word.MAIL)
+
+
+def main(channel: Channel, inherited: Any) -> None:
+    """Runs one worker until it is told to leave or the engine is gone."""
+    try:
+        command, _ = channel.recv(NEVER)
+        assert isinstance(command, BuildEnvs)
+        _work(channel, command, inherited)
+    except ChannelClosed:
+        return  # the engine is gone; nobody is left to tell
+
+
+def _work(channel: Channel, build: BuildEnvs, inherited: Any) -> None:
+    if inherited is None:
+        factories = cloudpickle.loads(build.factories)
+    else:
+        factories = [inherited[env_id] for env_id in build.env_ids]
+    envs, failure = build_envs(factories, build.env_ids)
+    try:
+        if failure is not None:
+            channel.send(BuildFailed(failure), NEVER)
+            return
+        channel.send(Built(tuple(env.spec for env in envs)), NEVER)
+        attach, fds = channel.recv(NEVER)
+        if isinstance(attach, LeaveLoop):
+            channel.send(Left(), NEVER)
+            return
+        assert isinstance(attach, AttachSlab)
+        slab = Slab.attach(fds[0], attach.layout.nbytes)
+        arrays = view_arrays(attach.layout, slab.memory)
+        host = Host(envs, build.env_ids[0], arrays, keep_infos=build.keep_infos)
+        envs = []  # the host closes them from here on
+        loop = _Loop(build, channel, host, arrays, Bell(fds[1], fds[2]), Bell(fds[3], fds[4]))
+        channel.send(Attached(), NEVER)
+        try:
+            loop.run()
+        finally:
+            loop.leave()
+    finally:
+        for env in envs:
+            with contextlib.suppress(Exception):
+                env.close()
+
+
+class _Loop:
+    """Waits for requests, runs the host, publishes."""
+
+    def __init__(
+        self,
+        build: BuildEnvs,
+        channel: Channel,
+        host: Host,
+        arrays: Any,
+        bell: Bell,
+        engine_bell: Bell,
+    ) -> None:
+        self._channel = channel
+        self._host = host
+        self._bell = bell
+        self._engine_bell = engine_bell
+        self._words = memoryview(arrays.words.reshape(-1))
+        self._engine_asleep = memoryview(arrays.engine_asleep)
+        self._base = build.worker_id * _WORD_STRIDE
+        self._num_workers = arrays.words.shape[0]
+        self._trust_flags = spinning_is_safe(platform.machine())
+        self._spin = SpinBudget(enabled=build.may_spin and self._trust_flags)
+        self._seen = 0
+        self._mail_seen = 0
+        self._channel_woke = False
+        self._env_s = 0.0
+        self._leaving = False
+        self._failures: tuple[Any, ...] = ()
+        self._fence = threading.Lock()
+        self._poller = select.poll()
+        self._poller.register(bell.fd, select.POLLIN)
+        self._poller.register(channel.fileno(), select.POLLIN)
+
+    def run(self) -> None:
+        """Serves until told to leave."""
+        while not self._leaving:
+            requested = self._wait()
+            # Messages first: they were sent before the request that announces them.
+            self._take_messages()
+            if requested != self._seen:
+                self._serve()
+                self._reply(requested)
+
+    def leave(self) -> None:
+        """Closes the envs and says so. The last thing a worker does."""
+        failures = tuple(self._host.close())
+        with contextlib.suppress(ChannelClosed, TimeoutError):
+            self._channel.send(Left(failures), Deadline.after(5))
+
+    # --- waiting -------------------------------------------------------------------
+
+    def _wait(self) -> int:
+        """Waits for a new request or a message; returns the last request."""
+        words, request = self._words, self._base + _REQUEST
+        seen = self._seen
+        clock, spin = time.perf_counter, self._spin
+        started = clock()
+        if spin.budget_s:
+            until = started + spin.budget_s
+            pause = os.sched_yield
+            while words[request] == seen:
+                if clock() > until:
+                    break
+                pause()
+            else:
+                spin.note_wait(clock() - started)
+                return int(words[request])
+        words[self._base + _ASLEEP] = 1
+        self._full_fence()
+        if words[request] == seen and words[self._base + _MAIL] == self._mail_seen:
+            events = self._poller.poll()
+            self._channel_woke = any(fd != self._bell.fd for fd, _ in events)
+            self._bell.clear()
+        words[self._base + _ASLEEP] = 0
+        spin.note_wait(clock() - started)
+        return int(words[request])
+
+    def _full_fence(self) -> None:
+        # "I sleep" must be visible before the last look for work, else a request
+        # could slip between the two. Taking a lock is a full barrier.
+        self._fence.acquire(blocking=False)
+        self._fence.release()
+
+    # --- rows ----------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        host = self._host
+        ops, indices = host.pending()
+        if not indices:
+            return
+        started = time.perf_counter()
+        if self._env_s > _SLOW_ENV_S and len(indices) > 1:
+            for i in indices:
+                host.run(ops, [i])
+                self._publish([i])
+                self._ring_if_asleep(except_for_all=True)
+        else:
+            host.run(ops, indices)
+            self._publish(indices)
+        self._env_s = (time.perf_counter() - started) / len(indices)
+
+    def _publish(self, indices: Any) -> None:
+        host = self._host
+        if host.notes:
+            # The message must be on its way before the rows it belongs to are seen.
+            message = self._pack_notes(host.notes)
+            self._words[self._base + _NOTES] += 1
+            self._ring_if_asleep()
+            self._channel.send_bytes(message, NEVER)
+        host.publish(indices)
+        host.notes = {}
+
+    def _pack_notes(self, notes: dict[int, EnvNotes]) -> bytes:
+        try:
+            return dumps(Notes(notes))
+        except Exception:  # noqa: BLE001 - an env may put anything into an info
+            for env_id, note in notes.items():
+                try:
+                    dumps(note)
+                except Exception as exc:  # noqa: BLE001 - the same
+                    failure = describe_failure(env_id, "send its result", exc)
+                    notes[env_id] = EnvNotes(failure=failure)
+            return dumps(Notes(notes))
+
+    def _reply(self, requested: int) -> None:
+        self._seen = requested
+        self._words[self._base + _REPLY] = requested  # after every row: data first
+        self._full_fence()
+        asleep = self._engine_asleep[0]
+        # 2: the engine wants all workers, so the last one wakes it.
+        if (asleep == 2 and self._all_have_replied()) or asleep == 1 or not self._trust_flags:
+            self._engine_bell.ring()
+
+    def _ring_if_asleep(self, *, except_for_all: bool = False) -> None:
+        self._full_fence()
+        asleep = self._engine_asleep[0]
+        if asleep == 2 and except_for_all:
+            return
+        if asleep or not self._trust_flags:
+            self._engine_bell.ring()
+
+    def _all_have_replied(self) -> bool:
+        words = self._words
+        return all(
+            words[base + _REQUEST] == words[base + _REPLY]
+            for base in range(0, self._num_workers * _WORD_STRIDE, _WORD_STRIDE)
+        )
+
+    # --- messages ------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        # The count saves a system call per step; it is raised before the message is
+        # sent, so waiting for the rest of it is right.
+        mail = self._base + _MAIL
+        while not self._leaving and self._words[mail] != self._mail_seen:
+            command, _ = self._channel.recv(NEVER)
+            self._mail_seen += 1
+            self._carry_out(command)
+        if self._channel_woke:
+            self._channel_woke = False
+            if self._words[mail] == self._mail_seen:
+                self._channel.poll_recv()  # raises if the engine is gone
+
+    def _carry_out(self, command: Any) -> None:
+        host = self._host
+        match command:
+            case SetActions(actions):
+                host.set_action_objects(
+                    {env_id - host.first_id: leaves for env_id, leaves in actions.items()}
+                )
+            case ResetEnvs(env_ids, seeds, kwargs, undo):
+                indices = [env_id - host.first_id for env_id in env_ids]
+                for k, i in enumerate(indices):
+                    host.reset(i, seeds[k], kwargs[k], undo_prepared=undo[k])
+                self._publish(indices)
+                self._ring_if_asleep()
+            case SeedEnvs(call_id, env_ids, seeds):
+                self._answer(call_id, env_ids, "seed", lambda k, env: env.seed(seeds[k]))
+            case CallEnvs(call_id, env_ids, name, args, kwargs):
+                self._answer(
+                    call_id, env_ids, f"call {name}", lambda _, env: env.call(name, args, kwargs)
+                )
+            case LeaveLoop():
+                self._leaving = True
+
+    def _answer(self, call_id: int, env_ids: Any, during: str, action: Any) -> None:
+        values, failures = self._host.for_each(env_ids, during, action)
+        try:
+            self._channel.send(Returned(call_id, values, tuple(failures)), NEVER)
+        except (ChannelClosed, TimeoutError):
+            raise
+        except Exception as exc:  # noqa: BLE001 - a value may refuse to be pickled
+            failed = tuple(describe_failure(env_id, during, exc) for env_id in env_ids)
+            self._channel.send(Returned(call_id, {}, failed), NEVER)
