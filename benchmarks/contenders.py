@@ -2,24 +2,78 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from itertools import cycle, islice
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal._compare.contenders import (
     Contender,
+    Raw,
     ShoalParallel,
     TorchRLSerial,
     env_maker,
 )
+from shoal.engine.system.cores import count_usable_cores
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 __all__ = [
     "EnvPool",
+    "RawEverywhere",
     "ShoalRollout",
     "ShoalTransformed",
     "StableBaselines",
     "TorchRLSerialTransformed",
 ]
+
+
+class RawEverywhere(Contender):
+    """A raw env in one process per usable core, all at the same time.
+
+    No batches, no waiting for each other: what is left of the limit while the machine
+    is as busy as it is now. Far below 1.00, it is the machine that is short.
+    """
+
+    name = "raw env, all cores"
+
+    def __init__(self, env_id: str) -> None:
+        """Has as many envs as there are usable cores."""
+        super().__init__(env_id, count_usable_cores())
+
+    def open(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(self.num_envs):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_run_raw, args=(self.env_id, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self.run(1)
+
+    def run(self, num_steps: int) -> float:
+        started_at = perf_counter()
+        for pipe in self._pipes:
+            pipe.send(num_steps)
+        for pipe in self._pipes:
+            pipe.recv()
+        return perf_counter() - started_at
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(0)
+        for process in self._processes:
+            process.join()
+
+
+def _run_raw(env_id: str, pipe: Connection) -> None:
+    with Raw(env_id) as raw:
+        while num_steps := pipe.recv():
+            pipe.send(raw.run(num_steps))
 
 
 class StableBaselines(Contender):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from benchmarks.contenders import RawEverywhere
 from benchmarks.items import (
     LIMIT,
     MAX_START_S,
@@ -82,15 +83,15 @@ class Row:
 def run_item(item: Item, effort: Effort, on_progress: Progress) -> list[Row]:
     """Measures one item and judges its bars."""
     contenders = [make(item.env_id, item.num_envs) for make in item.contenders]
-    raw, *others = measure(
-        [Raw(item.env_id), *contenders],
+    everywhere, raw, *others = measure(
+        [RawEverywhere(item.env_id), Raw(item.env_id), *contenders],
         num_rounds=effort.num_rounds,
         round_s=effort.round_s,
         on_progress=on_progress,
     )
     limit = raw.rate * count_usable_cores()
     rates = {LIMIT: limit, **{other.name: other.rate for other in others}}
-    rows = [_rate_row(item.name, result, limit) for result in (raw, *others)]
+    rows = [_rate_row(item.name, result, limit) for result in (raw, everywhere, *others)]
     for row in rows:
         row.verdicts = [
             _judge(bar, rates)

@@ -57,11 +57,12 @@ class ActionWriter:
             self._rows[path][... if env_ids is None else env_ids] = array
         return objects
 
-    def holds(self, actions: Any) -> bool:
-        """Returns whether the rows of all envs hold just these actions."""
-        checked, objects = self.check(actions, None)
+    def holds(self, actions: Any, env_ids: Array | None) -> bool:
+        """Returns whether the rows of these envs (``None``: all) hold just these actions."""
+        where: Any = slice(None) if env_ids is None else env_ids
+        checked, objects = self.check(actions, env_ids)
         return objects is None and all(
-            np.array_equal(self._rows[path], array) for path, array in checked.items()
+            np.array_equal(self._rows[path][where], array) for path, array in checked.items()
         )
 
     def check(

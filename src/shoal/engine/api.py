@@ -102,6 +102,7 @@ class Engine:
             num_processes=config.num_processes,
             method=config.start_method,
             keep_infos=config.keep_infos,
+            on_disk=config.memmap,
             deadline=Deadline.after(config.start_timeout),
         )
 
@@ -251,9 +252,16 @@ class Engine:
         return self._driver.gather.batch(None)
 
     def step_rows(
-        self, actions: Any, *, autoreset: bool, timeout: float | None = _CONFIGURED
+        self,
+        actions: Any,
+        env_ids: Array | None = None,
+        *,
+        autoreset: bool,
+        timeout: float | None = _CONFIGURED,
     ) -> None:
-        """Steps all envs; the results stay in `rows` until the next call.
+        """Steps envs; the results stay in `rows` until the next call.
+
+        ``env_ids`` are ascending; ``None`` means all.
 
         Without ``autoreset``, resets are prepared where they have been seen to follow
         the ends of episodes; `reset_rows` then answers from memory.
@@ -263,8 +271,8 @@ class Engine:
         driver, deadline = self._driver, self._deadline(timeout)
         driver.check_usable("step", deadline)
         op = driver.choose_op(autoreset=autoreset)
-        if failures := driver.step_all(actions, op, deadline):
-            raise driver.failure(None, failures, after_reset=False)
+        if failures := driver.step(actions, env_ids, op, deadline):
+            raise driver.failure(env_ids, failures, after_reset=False)
 
     def reset(
         self,

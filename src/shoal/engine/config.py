@@ -30,6 +30,8 @@ class EngineConfig:
         start_timeout: seconds that all envs may take to be built.
         close_timeout: seconds that envs may take to end before they are killed.
         prefetch_resets: prepare resets where they have been seen to follow.
+        memmap: keep the shared block in a file on disk (deleted, but open), for
+            observations that outgrow the memory.
     """
 
     backend: BackendName = "processes"
@@ -40,6 +42,7 @@ class EngineConfig:
     start_timeout: float = 300.0
     close_timeout: float = 10.0
     prefetch_resets: bool = True
+    memmap: bool = False
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(BackendName):

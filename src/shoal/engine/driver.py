@@ -121,16 +121,18 @@ class Driver:
         self._last_op[where] = op
         self.slots.hand_over(ids)
 
-    def step_all(self, actions: Any, op: int, deadline: Deadline) -> list[EnvFailure]:
-        """Steps all envs and waits for all; returns failures.
+    def step(
+        self, actions: Any, ids: Array | None, op: int, deadline: Deadline
+    ) -> list[EnvFailure]:
+        """Steps envs (``None``: all) and waits for them; returns failures.
 
         After a timeout, the same call goes on waiting for the step under way.
         """
         if self.slots.num_in_flight:
-            self._resume_step(actions)
+            self._resume_step(actions, ids)
         else:
             try:
-                self.start_step(actions, None, op)
+                self.start_step(actions, ids, op)
             except (BrokenError, KeyboardInterrupt, SystemExit, GeneratorExit):
                 self._interrupted = True
                 raise
@@ -143,12 +145,14 @@ class Driver:
             self._interrupted = True
             raise
         self._unfinished = None
-        return self.take(None)
+        return self.take(ids)
 
-    def _resume_step(self, actions: Any) -> None:
+    def _resume_step(self, actions: Any, ids: Array | None) -> None:
         if self._unfinished != "step":
             self.slots.check_idle(None, "step")
-        if not self.actions.holds(actions):
+        under_way = self.slots.in_flight
+        same = under_way.all() if ids is None else (np.flatnonzero(under_way).tolist() == list(ids))
+        if not same or not self.actions.holds(actions, ids):
             raise PendingCallError(
                 "a step with other actions is still under way after its timeout; call step"
                 " with the same actions to get its results, or reset to drop them"

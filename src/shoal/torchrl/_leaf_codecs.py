@@ -155,13 +155,15 @@ class BoxCodec(ArrayCodec):
 
     def decode(self, raws: Sequence[Any], *, key: str) -> Any:
         tensor = raws[0]
+        if self.is_identity:
+            return tensor
         if self._widens:
             tensor = tensor.to(self.spec.dtype)
             if self.dtype.name == "uint64" and bool((tensor < 0).any()):
                 raise SpecError(
                     key=key, expected="below 2**63, which is all that int64 holds", actual="not"
                 )
-        return tensor.reshape(-1, *self._shape)
+        return tensor.reshape(len(tensor), *self._shape)
 
     def encode(self, value: Any, *, num_envs: int, key: str) -> list[Any]:
         array = self.checked(value, num_envs=num_envs, key=key, kinds=self._kinds)

@@ -80,6 +80,7 @@ class Crew:
         method: StartMethod,
         keep_infos: bool,
         may_spin: bool,
+        on_disk: bool,
         deadline: Deadline,
     ) -> Crew:
         """Starts workers, lets them build their envs, and maps the slab.
@@ -108,7 +109,7 @@ class Crew:
                 )
             built = crew._wait_for_each(Built, deadline)
             spec = agree_on_spec([spec for reply in built for spec in reply.specs])
-            crew._attach(plan_layout(spec, len(factories), len(ranges)), deadline)
+            crew._attach(plan_layout(spec, len(factories), len(ranges)), on_disk, deadline)
             crew.spec = spec
             undo.pop_all()
             return crew
@@ -143,9 +144,9 @@ class Crew:
             self._epoll = select.poll()
         self._epoll.register(fd, select.POLLIN)
 
-    def _attach(self, layout: Layout, deadline: Deadline) -> None:
+    def _attach(self, layout: Layout, on_disk: bool, deadline: Deadline) -> None:
         self.layout = layout
-        self.slab = Slab.create(layout.nbytes)
+        self.slab = Slab.create(layout.nbytes, on_disk=on_disk)
         engine = self.engine_bell
         for channel, bell in zip(self.channels, self.bells, strict=True):
             fds = [self.slab.fd, bell.fd, bell.ring_fd, engine.fd, engine.ring_fd]

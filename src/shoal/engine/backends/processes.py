@@ -58,6 +58,7 @@ class ProcessBackend:
         num_processes: int | None,
         method: StartMethod,
         keep_infos: bool,
+        on_disk: bool,
         deadline: Deadline,
     ) -> None:
         num_cores = count_usable_cores()
@@ -73,6 +74,7 @@ class ProcessBackend:
             method=method,
             keep_infos=keep_infos,
             may_spin=may_spin,
+            on_disk=on_disk,
             deadline=deadline,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._crew)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Bell"]
 
 _HAS_EVENTFD = hasattr(os, "eventfd")
+_ONE = (1).to_bytes(8, sys.byteorder)  # what an event counter takes; a pipe takes anything
 
 
 class Bell:
@@ -49,15 +51,12 @@ class Bell:
         """Wakes the waiter, now or when it next waits."""
         # A full pipe or counter is a bell that rings already.
         with contextlib.suppress(BlockingIOError):
-            if self.ring_fd == self.fd:
-                os.eventfd_write(self.fd, 1)
-            else:
-                os.write(self.ring_fd, b"!")
+            os.write(self.ring_fd, _ONE)
 
     def clear(self) -> None:
         """Silences the bell. Only the waiter calls this, and looks at the flags after."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 4096 if self.ring_fd != self.fd else 8)
+            os.read(self.fd, 4096)
 
     def close(self) -> None:
         """Closes both ends. May be called again."""

@@ -39,9 +39,9 @@ class Slab:
             raise
 
     @classmethod
-    def create(cls, nbytes: int) -> Self:
-        """Returns a new zeroed block of ``nbytes``."""
-        fd = _anonymous_file()
+    def create(cls, nbytes: int, *, on_disk: bool = False) -> Self:
+        """Returns a new zeroed block of ``nbytes``, in memory or in a file on disk."""
+        fd = _anonymous_file(on_disk)
         try:
             os.ftruncate(fd, max(nbytes, 1))
         except BaseException:
@@ -80,10 +80,10 @@ class Slab:
         self.close()
 
 
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
+def _anonymous_file(on_disk: bool) -> int:
+    if hasattr(os, "memfd_create") and not on_disk:
         return os.memfd_create("shoal", os.MFD_CLOEXEC)
-    # Systems without memory files: a file that is deleted while it is open.
+    # A file that is deleted while it is open; also where there are no memory files.
     fd, path = tempfile.mkstemp(prefix="shoal-")
     os.unlink(path)
     return fd

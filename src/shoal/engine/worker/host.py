@@ -167,10 +167,12 @@ class Host:
         for rows in self._action_rows:
             if isinstance(rows, tuple):
                 columns.append([self._action_objects.pop(i)[rows] for i in indices])
-            elif indices is self._all:
-                columns.append(list(rows.copy()))
             else:
-                columns.append(list(rows[indices]))
+                own = rows.copy() if indices is self._all else rows[indices]
+                # Integers as Python's own: what TorchRL hands to an env, and what
+                # Gymnasium's checks take three times faster than numpy's.
+                as_ints = own.ndim == 1 and own.dtype.kind in "iu"
+                columns.append(own.tolist() if as_ints else list(own))
         if self._action_is_leaf:
             return columns[0]
         builds = [self.envs[i].build_action for i in indices]

@@ -1,0 +1,5 @@
+"""TorchRL's batched environments over the engine: same names, same arguments, same data."""
+
+from shoal.torchrl.batched import BatchedEnv, ParallelEnv, SerialEnv
+
+__all__ = ["BatchedEnv", "ParallelEnv", "SerialEnv"]

@@ -1,0 +1,109 @@
+"""The constructor options of the batched envs, checked once.
+
+Knows which options TorchRL's classes have, and what became of each. Does not know
+how one is carried out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import UsageError
+
+__all__ = ["BatchOptions", "as_list", "kwargs_per_worker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOptions:
+    """What TorchRL's constructors take besides the envs themselves.
+
+    Attributes:
+        num_processes: worker processes; ``None`` for one per usable core.
+        timeout: seconds that a call may wait for envs.
+        shutdown_timeout: seconds that workers may take to end before they are killed.
+        mp_start_method: ``None`` or ``"forkserver"``, ``"spawn"``, ``"fork"``.
+        categorical_action_encoding: choices are numbers rather than one-hot.
+        prefetch_resets: prepare resets where they have been seen to follow.
+        memmap: the shared block is a file on disk.
+    """
+
+    num_processes: int | None = None
+    timeout: float | None = 600.0
+    shutdown_timeout: float = 10.0
+    mp_start_method: str | None = None
+    categorical_action_encoding: bool = True
+    prefetch_resets: bool = True
+    shared_memory: bool = True
+    memmap: bool = False
+    pin_memory: bool = False
+    allow_step_when_done: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shared_memory and self.memmap:
+            raise RuntimeError("memmap and shared_memory are mutually exclusive: set one to False")
+        if self.pin_memory:
+            raise ValueError("pin_memory=True is not supported, as in TorchRL; leave it out")
+        if self.allow_step_when_done:
+            raise ValueError(
+                "allow_step_when_done=True is not supported, as in TorchRL; leave it out"
+            )
+
+
+def as_list(create_env_fn: Any, num_workers: int) -> tuple[list[Any], bool]:
+    """Returns one way to make an env per worker, and whether they are all the same.
+
+    Args:
+        create_env_fn: an id, a callable, or a sequence of those.
+        num_workers: how many envs there are.
+
+    Raises:
+        UsageError: ``num_workers`` is no positive integer.
+        RuntimeError: the sequence has another length.
+        TypeError: it is something else.
+    """
+    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
+        raise UsageError(f"num_workers is an integer >= 1, not {num_workers!r}")
+    if isinstance(create_env_fn, str) or callable(create_env_fn):
+        return [create_env_fn] * num_workers, True
+    if not isinstance(create_env_fn, Sequence):
+        # A Gymnasium EnvSpec is neither, and names an env as well as its id does.
+        if hasattr(create_env_fn, "entry_point"):
+            return [create_env_fn] * num_workers, True
+        raise TypeError(
+            "create_env_fn is an env id, a callable that returns an env, or a list of those;"
+            f" not {type(create_env_fn).__name__}"
+            + (" (pass a function that makes the env)" if hasattr(create_env_fn, "step") else "")
+        )
+    makers = list(create_env_fn)
+    if len(makers) != num_workers:
+        raise RuntimeError(
+            f"num_workers is {num_workers}, but create_env_fn holds {len(makers)} functions;"
+            " give one per worker"
+        )
+    return makers, all(maker is makers[0] for maker in makers)
+
+
+def kwargs_per_worker(
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, num_workers: int
+) -> list[dict[str, Any]]:
+    """Returns one dict of keyword arguments per worker, independent of each other.
+
+    Raises:
+        RuntimeError: a list of the wrong length.
+    """
+    if create_env_kwargs is None:
+        return [{} for _ in range(num_workers)]
+    if isinstance(create_env_kwargs, Mapping):
+        return [copy.deepcopy(dict(create_env_kwargs)) for _ in range(num_workers)]
+    given = list(create_env_kwargs)
+    if len(given) != num_workers:
+        raise RuntimeError(
+            f"num_workers is {num_workers}, but create_env_kwargs holds {len(given)} dicts;"
+            " give one per worker, or one for all"
+        )
+    return [dict(kwargs) for kwargs in given]
+
+
