@@ -60,6 +60,9 @@ class Driver:
         self.gather = Gatherer(backend.spec, backend.arrays, num_envs, keep_infos=keep_infos)
         self.predictor = ResetPredictor(enabled=prefetch_resets)
         self._last_op = np.zeros(num_envs, np.uint8)
+        # The op of all envs, where they were handed over together: nearly always.
+        self._common_op: int | None = None
+        self._all_ready = bytes([_READY]) * num_envs
         self._prepared = np.zeros(num_envs, np.bool_)
         self._any_prepared = False
         # The synchronous call whose results were not received, after a timeout.
@@ -115,10 +118,17 @@ class Driver:
         self.backend.submit(ids)
 
     def _hand_over(self, ids: Array | None, op: int) -> None:
-        where: Any = slice(None) if ids is None else ids
-        self.arrays.status[where] = 0
-        self.arrays.op[where] = op
-        self._last_op[where] = op
+        if ids is None:
+            self._common_op = op
+            self.arrays.status.fill(0)
+            self.arrays.op.fill(op)
+        else:
+            if self._common_op is not None:
+                self._last_op.fill(self._common_op)
+                self._common_op = None
+            self.arrays.status[ids] = 0
+            self.arrays.op[ids] = op
+            self._last_op[ids] = op
         self.slots.hand_over(ids)
 
     def step(
@@ -275,31 +285,38 @@ class Driver:
             self.gather.note(notes)
             failures = [note.failure for note in notes.values() if note.failure is not None]
         self.slots.take_back(ids)
-        where: Any = slice(None) if ids is None else ids
-        status, ops = self.arrays.status[where], self._last_op[where]
-        reset_done = (status & _RESET_DONE) != 0
-        first = int(ops[0]) if len(ops) else _STEP
-        if len(ops) and (ops == first).all():
-            self._note_result(ids, first, reset_done)
-        else:
-            every = np.flatnonzero(np.ones(self.slots.num_envs)) if ids is None else ids
-            for op in np.unique(ops):
-                self._note_result(every[ops == op], int(op), reset_done[ops == op])
+        if ids is None and self._common_op is not None:
+            self._note_result(None, self._common_op)
+            return failures
+        if self._common_op is not None:
+            self._last_op.fill(self._common_op)
+        every = np.arange(self.slots.num_envs) if ids is None else ids
+        ops = self._last_op[every]
+        for op in np.unique(ops):
+            self._note_result(every[ops == op], int(op))
         return failures
 
-    def _note_result(self, ids: Array | None, op: int, reset_done: Array) -> None:
-        if op == _RESET:
-            self.gather.set_fresh(ids, True)
-        elif op == _AUTORESET:
-            self.gather.set_fresh(ids, reset_done)
+    def _note_result(self, ids: Array | None, op: int) -> None:
+        """Notes what the results of one op mean for the next call."""
+        status = self.arrays.status
+        gather = self.gather
+        if op == _AUTORESET:
+            if ids is not None:
+                gather.set_fresh(ids, (status[ids] & _RESET_DONE) != 0)
+            elif status.tobytes() != self._all_ready:
+                gather.set_fresh(None, (status & _RESET_DONE) != 0)
+            elif gather.any_fresh:
+                gather.set_fresh(None, False)
+        elif op == _RESET:
+            gather.set_fresh(ids, True)
         else:
-            self.gather.set_fresh(ids, False)
+            gather.set_fresh(ids, False)
             where: Any = slice(None) if ids is None else ids
             arrays = self.arrays
             ended = arrays.terminated[where].any() or arrays.truncated[where].any()
             self.predictor.note_ends(any_finished=bool(ended))
             if op == _PREPARE:
-                self._set_prepared(ids, reset_done)
+                self._set_prepared(ids, (status[where] & _RESET_DONE) != 0)
 
     def failure(
         self, ids: Array | None, failures: list[EnvFailure], *, after_reset: bool

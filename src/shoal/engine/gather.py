@@ -40,6 +40,7 @@ class Gatherer:
         self._arrays = arrays
         self._keep_infos = keep_infos
         self._all_ids = np.arange(num_envs)
+        self._nobody = np.zeros(0, np.int64)
         self.is_fresh = np.zeros(num_envs, np.bool_)
         self.any_fresh = False
         paths = [p for p, leaf in spec.observation.items() if isinstance(leaf, ObjectSpec)]
@@ -71,17 +72,24 @@ class Gatherer:
 
     def current(self, env_ids: Array | None) -> dict[LeafPath, Array]:
         """Returns the present observation of these envs, per leaf, as fresh arrays."""
-        where = slice(None) if env_ids is None else env_ids
-        fresh = self.is_fresh[where]
         present: dict[LeafPath, Array] = {}
+        newer = self._newer(env_ids)
         for path in self._order:
             rows, reset_rows = self.rows_of(path)
             # A slice is a view, an index a copy; the caller owns what he gets.
-            leaf = rows[where].copy() if env_ids is None else rows[where]
-            if self.any_fresh and fresh.any():
-                leaf[fresh] = reset_rows[where][fresh]
+            leaf = rows.copy() if env_ids is None else rows[env_ids]
+            if newer is not None:
+                leaf[newer] = reset_rows[newer if env_ids is None else env_ids[newer]]
             present[path] = leaf
         return present
+
+    def _newer(self, env_ids: Array | None) -> Array | None:
+        """Returns the positions whose present observation is that of a reset."""
+        if not self.any_fresh:
+            return None
+        fresh = self.is_fresh if env_ids is None else self.is_fresh[env_ids]
+        newer = fresh.nonzero()[0]
+        return newer if len(newer) else None
 
     def rows_of(self, path: LeafPath) -> tuple[Array, Array]:
         """Returns both sets of rows of one leaf: of the last step, of the last reset."""
@@ -95,7 +103,7 @@ class Gatherer:
         ids = (self._all_ids if env_ids is None else env_ids).copy()
         arrays = self._arrays
         if after_reset:
-            none = np.zeros(0, np.int64)
+            none = self._nobody
             info_rows = arrays.reset_info
             return Batch(
                 env_ids=ids,
@@ -109,17 +117,19 @@ class Gatherer:
                 infos=[self.reset_infos[i] for i in ids] if self._keep_infos else None,
                 reset_infos=[] if self._keep_infos else None,
             )
-        reset_rows = np.flatnonzero(self.is_fresh[where])
-        reset_ids = ids[reset_rows]
+        newer = self._newer(env_ids)
+        if newer is None:
+            newer = self._nobody
+        reset_ids = newer if env_ids is None else env_ids[newer]
         return Batch(
-            env_ids=ids,
-            observation=self.current(env_ids),
-            reward=arrays.reward[where].copy(),
-            terminated=arrays.terminated[where].copy(),
-            truncated=arrays.truncated[where].copy(),
-            reset_rows=reset_rows,
-            final_observation={p: self.rows_of(p)[0][reset_ids] for p in self._order},
-            info={path: rows[where].copy() for path, rows in arrays.info.items()},
-            infos=[self.infos[i] for i in ids] if self._keep_infos else None,
-            reset_infos=[self.reset_infos[i] for i in reset_ids] if self._keep_infos else None,
+            ids,
+            self.current(env_ids),
+            arrays.reward[where].copy(),
+            arrays.terminated[where].copy(),
+            arrays.truncated[where].copy(),
+            newer,
+            {path: self.rows_of(path)[0][reset_ids] for path in self._order},
+            {path: rows[where].copy() for path, rows in arrays.info.items()},
+            [self.infos[i] for i in ids] if self._keep_infos else None,
+            [self.reset_infos[i] for i in reset_ids] if self._keep_infos else None,
         )

@@ -6,6 +6,7 @@ processes, channels, bells and the slab. Does not know what rows mean.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from contextlib import ExitStack, suppress
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Crew"]
 
+_HAS_EPOLL = hasattr(select, "epoll")
 _WORKER_ENTRY = "shoal.engine.worker.loop:main"
 
 
@@ -64,7 +66,7 @@ class Crew:
         self.spec: EnvSpec | None = None
         self.on_message: Callable[[int, Any], None] | None = None
         self._server: ServerProcess | None = None
-        self._epoll: Any = None
+        self._poller: Any = select.epoll() if _HAS_EPOLL else select.poll()
         self._channel_of: dict[int, int] = {}
         self._owner_pid = os.getpid()
         self._is_closed = False
@@ -79,7 +81,7 @@ class Crew:
         *,
         method: StartMethod,
         keep_infos: bool,
-        may_spin: bool,
+        num_spinning: int,
         on_disk: bool,
         deadline: Deadline,
     ) -> Crew:
@@ -103,7 +105,7 @@ class Crew:
                         env_ids=tuple(worker.env_ids),
                         factories=b"" if packed is None else packed[worker.worker_id],
                         keep_infos=keep_infos,
-                        may_spin=may_spin,
+                        may_spin=worker.worker_id < num_spinning,
                     ),
                     deadline,
                 )
@@ -123,7 +125,6 @@ class Crew:
             self._server = ServerProcess.start(method, preload, list(factories), deadline)
         except ChannelClosed as exc:
             raise StartError("The server of the worker processes ended at once.") from exc
-        self._epoll = select.epoll() if hasattr(select, "epoll") else None
         self._register(self._server.control.fileno())
         self._register(self.engine_bell.fd)
         for worker in self.workers:
@@ -140,9 +141,7 @@ class Crew:
                 theirs.close()
 
     def _register(self, fd: int) -> None:
-        if self._epoll is None:
-            self._epoll = select.poll()
-        self._epoll.register(fd, select.POLLIN)
+        self._poller.register(fd, select.POLLIN)
 
     def _attach(self, layout: Layout, on_disk: bool, deadline: Deadline) -> None:
         self.layout = layout
@@ -186,11 +185,7 @@ class Crew:
 
         Messages go to ``on_message``; deaths into ``workers``.
         """
-        left = deadline.left_s()
-        if isinstance(self._epoll, select.epoll):
-            events = self._epoll.poll(None if left == float("inf") else left)
-        else:
-            events = self._epoll.poll(deadline.left_ms())
+        events = self._poll(deadline)
         for fd, _ in events:
             if fd == self.engine_bell.fd:
                 self.engine_bell.clear()
@@ -199,6 +194,12 @@ class Crew:
             else:
                 self._read_control()
         return bool(events)
+
+    def _poll(self, deadline: Deadline) -> list[tuple[int, int]]:
+        if not _HAS_EPOLL:
+            return list(self._poller.poll(deadline.left_ms()))
+        left = deadline.left_s()
+        return list(self._poller.poll(None if left == math.inf else left))
 
     def read_channel(self, worker_id: int) -> None:
         """Hands every message of a worker that is here to ``on_message``."""
@@ -231,7 +232,7 @@ class Crew:
     def _forget(self, fd: int) -> None:
         self._channel_of.pop(fd, None)
         with suppress(KeyError, FileNotFoundError, ValueError):
-            self._epoll.unregister(fd)
+            self._poller.unregister(fd)
 
     def first_death(self) -> Worker | None:
         """Returns a worker that has died, if there is one."""
@@ -300,8 +301,8 @@ class Crew:
             channel.close()
         for bell in (*self.bells, self.engine_bell):
             bell.close()
-        if isinstance(self._epoll, select.epoll):
-            self._epoll.close()
+        if _HAS_EPOLL:
+            self._poller.close()
         if self._server is not None and os.getpid() != self._owner_pid:
             self._server.control.close()
         if self.slab is not None:

@@ -10,7 +10,6 @@ then its reply word, then wakes the engine if that sleeps. Data first, flag last
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 import time
@@ -33,7 +32,12 @@ from shoal.engine.core.messages import (
     SetActions,
 )
 from shoal.engine.core.plan import assign_envs, choose_num_workers
-from shoal.engine.core.spinning import SpinBudget, spinning_is_safe
+from shoal.engine.core.spinning import (
+    SpinBudget,
+    count_spinning_workers,
+    engine_may_spin,
+    spinning_is_safe,
+)
 from shoal.engine.env import EnvFactory
 from shoal.engine.spec import LeafPath
 from shoal.engine.system.channel import ChannelClosed
@@ -65,15 +69,13 @@ class ProcessBackend:
         num_workers = choose_num_workers(len(factories), num_processes, num_cores)
         ranges = assign_envs(len(factories), num_workers)
         trust_flags = spinning_is_safe(platform.machine())
-        # Never more spinners than cores: the engine rests while workers work, and the
-        # other way round, so the workers alone decide.
-        may_spin = trust_flags and num_workers <= num_cores
+        spinning = count_spinning_workers(num_workers, num_cores) if trust_flags else 0
         self._crew = Crew.start(
             factories,
             ranges,
             method=method,
             keep_infos=keep_infos,
-            may_spin=may_spin,
+            num_spinning=spinning,
             on_disk=on_disk,
             deadline=deadline,
         )
@@ -88,10 +90,13 @@ class ProcessBackend:
         self._engine_asleep = memoryview(self.arrays.engine_asleep)
         self._worker_of = [w for w, env_ids in enumerate(ranges) for _ in env_ids]
         self._trust_flags = trust_flags
-        self._spin = SpinBudget(enabled=may_spin)
+        self._spin = SpinBudget(enabled=trust_flags and engine_may_spin(num_workers, num_cores))
         self._fence = threading.Lock()
         self._pairs = [(_STRIDE * w + _REQUEST, _STRIDE * w + _REPLY) for w in range(num_workers)]
-        self._sleepers = [(_STRIDE * w + _ASLEEP, crew.bells[w]) for w in range(num_workers)]
+        self._every_worker = [
+            (_STRIDE * w + _REQUEST, _STRIDE * w + _ASLEEP, crew.bells[w])
+            for w in range(num_workers)
+        ]
         self._notes: dict[int, EnvNotes] = {}
         self._notes_taken = [0] * num_workers
         self._num_notes_taken = 0
@@ -114,16 +119,16 @@ class ProcessBackend:
     def submit(self, env_ids: Sequence[int] | None) -> None:
         """Asks the workers of these envs (``None``: all) to carry out the op rows."""
         if env_ids is None:
-            workers: Any = range(len(self._pairs))
+            workers = self._every_worker
         else:
-            workers = sorted({self._worker_of[env_id] for env_id in env_ids})
+            ids = {self._worker_of[env_id] for env_id in env_ids}
+            workers = [self._every_worker[worker_id] for worker_id in sorted(ids)]
         self._during = "step"
-        words, pairs = self._words, self._pairs
-        for worker_id in workers:
-            words[pairs[worker_id][0]] += 1
+        words = self._words
+        for request, _, _ in workers:
+            words[request] += 1
         self._full_fence()
-        for worker_id in workers:
-            asleep, bell = self._sleepers[worker_id]
+        for _, asleep, bell in workers:
             if words[asleep] or not self._trust_flags:
                 bell.ring()
 
@@ -192,11 +197,9 @@ class ProcessBackend:
         started = clock()
         if spin.budget_s:
             until = started + spin.budget_s
-            pause = os.sched_yield
             while not done():
                 if clock() > until:
                     break
-                pause()
             else:
                 spin.note_wait(clock() - started)
                 return True

@@ -7,7 +7,6 @@ is woken.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -49,14 +48,17 @@ class Bell:
 
     def ring(self) -> None:
         """Wakes the waiter, now or when it next waits."""
-        # A full pipe or counter is a bell that rings already.
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.write(self.ring_fd, _ONE)
+        except BlockingIOError:
+            return  # a full pipe or counter is a bell that rings already
 
     def clear(self) -> None:
         """Silences the bell. Only the waiter calls this, and looks at the flags after."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.read(self.fd, 4096)
+        except BlockingIOError:
+            return
 
     def close(self) -> None:
         """Closes both ends. May be called again."""

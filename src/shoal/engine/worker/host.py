@@ -17,7 +17,7 @@ import numpy as np
 from shoal.engine.core.layout import Arrays, Op, Status
 from shoal.engine.core.messages import EnvFailure, EnvNotes
 from shoal.engine.env import Env, EnvFactory
-from shoal.engine.spec import ArraySpec, LeafPath, ObjectSpec, describe_path
+from shoal.engine.spec import ArraySpec, LeafPath, describe_path
 from shoal.engine.worker.rows import ObservationWriter, as_flag, as_reward, leaf_writer
 from shoal.errors import SpecError
 
@@ -90,13 +90,12 @@ class Host:
             ObservationWriter(spec.observation, {p: a[own] for p, a in rows.items()}, flatteners)
             for rows in (arrays.observation, arrays.reset_observation)
         )
-        self._fast_write = self._writer.fast_write()
+        self._writes = self._writer.bound_writes(self._keep_objects)
         self._action_rows = [
             arrays.action[path][own] if isinstance(leaf, ArraySpec) else path
             for path, leaf in spec.action.items()
         ]
         self._action_is_leaf = all(env.build_action is None for env in envs)
-        self._has_action_objects = any(isinstance(a, ObjectSpec) for a in spec.action.values())
         self._action_objects: dict[int, Mapping[LeafPath, Any]] = {}
         self._info_writers, self._reset_info_writers = (
             [
@@ -166,13 +165,12 @@ class Host:
         columns = []
         for rows in self._action_rows:
             if isinstance(rows, tuple):
-                columns.append([self._action_objects.pop(i)[rows] for i in indices])
-            else:
-                own = rows.copy() if indices is self._all else rows[indices]
-                # Integers as Python's own: what TorchRL hands to an env, and what
-                # Gymnasium's checks take three times faster than numpy's.
-                as_ints = own.ndim == 1 and own.dtype.kind in "iu"
-                columns.append(own.tolist() if as_ints else list(own))
+                columns.append([self._action_objects[i][rows] for i in indices])
+                continue
+            own = rows.copy() if indices is self._all else rows[indices]
+            # Integers as Python's own: what TorchRL hands to an env.
+            as_ints = own.ndim == 1 and own.dtype.kind in "iu"
+            columns.append(own.tolist() if as_ints else list(own))
         if self._action_is_leaf:
             return columns[0]
         builds = [self.envs[i].build_action for i in indices]
@@ -182,54 +180,59 @@ class Host:
         ]
 
     def _step(self, indices: Sequence[int], ops: bytes) -> None:
+        whole = indices is self._all
+        # Most steps end no episode, so the flags are cleared together and set singly.
+        self._terminated[... if whole else indices] = False
+        self._truncated[... if whole else indices] = False
+        if whole:
+            calls: Any = zip(indices, self._steps, self._writes, strict=True)
+        else:
+            calls = ((i, self._steps[i], self._writes[i]) for i in indices)
         rewards: list[Any] = []
-        terminations: list[Any] = []
-        truncations: list[Any] = []
-        steps, write = self._steps, self._fast_write
-        for i, action in zip(indices, self._take_actions(indices), strict=True):
+        add, wants_info = rewards.append, self._wants_info
+        for (i, step, write), action in zip(calls, self._take_actions(indices), strict=True):
             try:
-                observation, reward, terminated, truncated, info = steps[i](action)
-                if write is not None:
-                    write(i, observation)
-                else:
-                    self._write_observation(i, observation)
-                if self._wants_info:
+                observation, reward, terminated, truncated, info = step(action)
+                write(observation)
+                if wants_info:
                     self._take_info(i, info)
-                if (terminated or truncated) and ops[i] != _STEP:
-                    # At once: an env that reuses its buffers may change the terminal
-                    # observation now, which has been copied.
-                    self._reset_finished(i, guessed=ops[i] == _STEP_PREPARE)
+                if terminated is not False or truncated is not False:
+                    self._take_end(i, terminated, truncated, ops[i])
             except Exception as exc:  # noqa: BLE001 - border: foreign code
                 self._note_failure(i, "step", exc)
-                reward, terminated, truncated = 0.0, False, False
-            rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated)
-        self._write_column(self._reward, indices, rewards, _REWARD_TYPES, "reward")
-        self._write_column(self._terminated, indices, terminations, _FLAG_TYPES, "terminated")
-        self._write_column(self._truncated, indices, truncations, _FLAG_TYPES, "truncated")
+                reward = 0.0
+            add(reward)
+        self._write_rewards(indices, rewards)
 
-    def _write_column(
-        self,
-        column: np.ndarray[Any, Any],
-        indices: Sequence[int],
-        values: list[Any],
-        exact: frozenset[type],
-        key: str,
-    ) -> None:
-        """Writes one number per env; the types are checked together, in C."""
-        if exact.issuperset(map(type, values)):
+    def _take_end(self, i: int, terminated: Any, truncated: Any, op: int) -> None:
+        if terminated.__class__ not in _FLAG_TYPES:
+            terminated = as_flag(terminated, "terminated")
+        if truncated.__class__ not in _FLAG_TYPES:
+            truncated = as_flag(truncated, "truncated")
+        if not (terminated or truncated):
+            return
+        self._terminated[i] = terminated
+        self._truncated[i] = truncated
+        if op != _STEP:
+            # At once: an env that reuses its buffers may change the terminal
+            # observation now, which has been copied.
+            self._reset_finished(i, guessed=op == _STEP_PREPARE)
+
+    def _write_rewards(self, indices: Sequence[int], rewards: list[Any]) -> None:
+        """Writes the rewards; their types are checked together, in C."""
+        column = self._reward
+        if _REWARD_TYPES.issuperset(map(type, rewards)):
             try:
-                column[... if indices is self._all else indices] = values
+                column[... if indices is self._all else indices] = rewards
                 return
             except OverflowError:
                 pass  # an integer beyond any float; found again below
-        for i, value in zip(indices, values, strict=True):
+        for i, reward in zip(indices, rewards, strict=True):
             try:
-                column[i] = as_reward(value) if key == "reward" else as_flag(value, key)
+                column[i] = as_reward(reward)
             except SpecError as exc:
                 self._note_failure(i, "step", exc)
-                column[i] = 0
+                column[i] = 0.0
 
     def _reset_finished(self, i: int, *, guessed: bool) -> None:
         if guessed:
@@ -284,10 +287,8 @@ class Host:
 
     # --- everything else -----------------------------------------------------------
 
-    def _write_observation(self, i: int, observation: Any) -> None:
-        objects = self._writer.write(i, observation)
-        if objects is not None:
-            self._note(i).observation = objects
+    def _keep_objects(self, i: int, objects: dict[LeafPath, Any]) -> None:
+        self._note(i).observation = objects
 
     def _take_info(self, i: int, info: Any) -> None:
         for path, write, leaf in self._info_writers:

@@ -7,7 +7,6 @@ server that started it, or any env library. Runs in a process without torch.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import select
 import threading
@@ -114,7 +113,8 @@ class _Loop:
         self._words = memoryview(arrays.words.reshape(-1))
         self._engine_asleep = memoryview(arrays.engine_asleep)
         self._base = build.worker_id * _WORD_STRIDE
-        self._num_workers = arrays.words.shape[0]
+        bases = range(0, arrays.words.size, _WORD_STRIDE)
+        self._pairs = [(base + _REQUEST, base + _REPLY) for base in bases]
         self._trust_flags = spinning_is_safe(platform.machine())
         self._spin = SpinBudget(enabled=build.may_spin and self._trust_flags)
         self._seen = 0
@@ -130,10 +130,14 @@ class _Loop:
 
     def run(self) -> None:
         """Serves until told to leave."""
+        words, request, mail = self._words, self._base + _REQUEST, self._base + _MAIL
         while not self._leaving:
-            requested = self._wait()
+            if words[request] == self._seen:
+                self._wait()
+            requested = words[request]
             # Messages first: they were sent before the request that announces them.
-            self._take_messages()
+            if words[mail] != self._mail_seen or self._channel_woke:
+                self._take_messages()
             if requested != self._seen:
                 self._serve()
                 self._reply(requested)
@@ -146,22 +150,20 @@ class _Loop:
 
     # --- waiting -------------------------------------------------------------------
 
-    def _wait(self) -> int:
-        """Waits for a new request or a message; returns the last request."""
+    def _wait(self) -> None:
+        """Waits for a new request or a message."""
         words, request = self._words, self._base + _REQUEST
         seen = self._seen
         clock, spin = time.perf_counter, self._spin
         started = clock()
         if spin.budget_s:
             until = started + spin.budget_s
-            pause = os.sched_yield
             while words[request] == seen:
                 if clock() > until:
                     break
-                pause()
             else:
                 spin.note_wait(clock() - started)
-                return int(words[request])
+                return
         words[self._base + _ASLEEP] = 1
         self._full_fence()
         if words[request] == seen and words[self._base + _MAIL] == self._mail_seen:
@@ -170,7 +172,6 @@ class _Loop:
             self._bell.clear()
         words[self._base + _ASLEEP] = 0
         spin.note_wait(clock() - started)
-        return int(words[request])
 
     def _full_fence(self) -> None:
         # "I sleep" must be visible before the last look for work, else a request
@@ -238,10 +239,10 @@ class _Loop:
 
     def _all_have_replied(self) -> bool:
         words = self._words
-        return all(
-            words[base + _REQUEST] == words[base + _REPLY]
-            for base in range(0, self._num_workers * _WORD_STRIDE, _WORD_STRIDE)
-        )
+        for request, reply in self._pairs:
+            if words[request] != words[reply]:
+                return False
+        return True
 
     # --- messages ------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ Knows numpy views and specs. Does not know envs, or where the memory lies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,9 @@ from shoal.engine.core.conform import conform
 from shoal.engine.spec import ArraySpec, LeafPath, LeafSpec, ObjectSpec, describe_path
 from shoal.errors import SpecError
 
-__all__ = ["ObservationWriter", "as_flag", "as_reward", "leaf_writer"]
+__all__ = ["ObservationWriter", "as_flag", "as_reward", "leaf_writer", "row_writers"]
 
 Write = Callable[[int, Any], None]
-
-_FLAGS = (bool, np.bool_)
 
 
 def leaf_writer(rows: np.ndarray[Any, Any], spec: ArraySpec, key: str) -> Write:
@@ -33,27 +32,38 @@ def leaf_writer(rows: np.ndarray[Any, Any], spec: ArraySpec, key: str) -> Write:
         spec: what a row must be.
         key: the leaf's name, for messages.
     """
-    if spec.shape:
-        return _array_writer(rows, spec, key)
-    return _scalar_writer(rows, spec, key)
+    writes = row_writers(rows, spec, key)
+    return lambda i, value: writes[i](value)
 
 
-def _array_writer(rows: np.ndarray[Any, Any], spec: ArraySpec, key: str) -> Write:
-    views = list(rows)
-    dtype, shape, array_type = rows.dtype, spec.shape, np.ndarray
+def row_writers(
+    rows: np.ndarray[Any, Any], spec: ArraySpec, key: str
+) -> list[Callable[[Any], None]]:
+    """Returns ``write(value)`` for each row; see `leaf_writer`."""
+    make = _array_row_writer if spec.shape else _scalar_row_writer
+    return [make(rows[i : i + 1], spec, key) for i in range(len(rows))]
 
-    def write(i: int, value: Any) -> None:
+
+def _array_row_writer(
+    row: np.ndarray[Any, Any], spec: ArraySpec, key: str
+) -> Callable[[Any], None]:
+    view = row[0]
+    dtype, shape, array_type = row.dtype, spec.shape, np.ndarray
+
+    def write(value: Any) -> None:
         # dtype objects of the plain numeric types exist once per process, so `is`
         # decides at a tenth of the price of `==`; a twin only takes the longer way.
         if value.__class__ is array_type and value.dtype is dtype and value.shape == shape:
-            views[i][...] = value
+            view[...] = value
         else:
-            views[i][...] = conform(value, spec, key)
+            view[...] = conform(value, spec, key)
 
     return write
 
 
-def _scalar_writer(rows: np.ndarray[Any, Any], spec: ArraySpec, key: str) -> Write:
+def _scalar_row_writer(
+    row: np.ndarray[Any, Any], spec: ArraySpec, key: str
+) -> Callable[[Any], None]:
     exact: set[type] = {spec.dtype.type}
     # Python's own numbers have no width of their own; these hold any that fits.
     if spec.dtype == np.int64:
@@ -63,14 +73,14 @@ def _scalar_writer(rows: np.ndarray[Any, Any], spec: ArraySpec, key: str) -> Wri
     elif spec.dtype == np.bool_:
         exact.add(bool)
 
-    def write(i: int, value: Any) -> None:
+    def write(value: Any) -> None:
         if value.__class__ in exact:
             try:
-                rows[i] = value
+                row[0] = value
                 return
             except OverflowError:
                 pass  # conform says it better
-        rows[i] = conform(value, spec, key)
+        row[0] = conform(value, spec, key)
 
     return write
 
@@ -89,6 +99,8 @@ class ObservationWriter:
         flatteners: Sequence[Callable[[Any], Sequence[Any]] | None],
     ) -> None:
         self.has_objects = any(isinstance(leaf, ObjectSpec) for leaf in leaves.values())
+        self._leaves = leaves
+        self._rows = rows
         self._flatteners = flatteners
         self._writers: list[tuple[LeafPath, Write | None]] = []
         for path, leaf in leaves.items():
@@ -97,12 +109,25 @@ class ObservationWriter:
             write = leaf_writer(rows[path], leaf, key) if is_array else None
             self._writers.append((path, write))
 
-    def fast_write(self) -> Write | None:
-        """Returns ``write(i, observation)`` where that is all there is to do."""
-        (path, write), *more = self._writers
-        if more or path != () or any(flatten is not None for flatten in self._flatteners):
-            return None
-        return write
+    def bound_writes(
+        self, keep_objects: Callable[[int, dict[LeafPath, Any]], None]
+    ) -> list[Callable[[Any], None]]:
+        """Returns ``write(observation)`` for each row.
+
+        Args:
+            keep_objects: called with a row and its leaves without a fixed shape.
+        """
+        leaf = self._leaves.get(())
+        plain = all(flatten is None for flatten in self._flatteners)
+        if plain and isinstance(leaf, ArraySpec):
+            return row_writers(self._rows[()], leaf, describe_path("observation", ()))
+
+        def write(i: int, observation: Any) -> None:
+            objects = self.write(i, observation)
+            if objects is not None:
+                keep_objects(i, objects)
+
+        return [partial(write, i) for i in range(len(self._flatteners))]
 
     def write(self, i: int, observation: Any) -> dict[LeafPath, Any] | None:
         """Writes one observation; returns its leaves without a fixed shape, if any.
