@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
 from shoal.adapters.registration import Registrations, WrapperCall, find_spec, portable
+from shoal.adapters.shortcuts import short_step
 from shoal.adapters.spaces import builder, flattener, leaves_of
 from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath
 
@@ -26,6 +27,7 @@ __all__ = ["GymnasiumEnv", "GymnasiumFactory"]
 
 AnyEnv = gymnasium.Env[Any, Any]
 
+_CHEAP = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 _MEMBERS = ("reset", "step", "close", "observation_space", "action_space")
 
 
@@ -34,7 +36,7 @@ class GymnasiumEnv:
 
     Attributes:
         env: the Gymnasium env.
-        step: the env's own bound method, with nothing in between.
+        step: what the env's own method does; see `shortcuts`.
         reset: the env's own bound method, with nothing in between.
         observation_space: the env's observation space.
         action_space: the env's action space.
@@ -60,7 +62,7 @@ class GymnasiumEnv:
         self.observation_space = env.observation_space
         self.action_space = env.action_space
         self.metadata: dict[str, Any] = getattr(env, "metadata", {})
-        self.step: Callable[[Any], tuple[Any, Any, Any, Any, dict[str, Any]]] = env.step
+        self.step: Callable[[Any], tuple[Any, Any, Any, Any, dict[str, Any]]] = short_step(env)
         self.reset: Callable[..., tuple[Any, dict[str, Any]]] = env.reset
         self.spec = EnvSpec(
             observation=leaves_of(env.observation_space, root="observation"),
@@ -208,6 +210,17 @@ class GymnasiumFactory:
                 f" gymnasium.Env, not by {_named(target)}"
             )
         return cls(target, kwargs, info, defaults, (), Registrations.of_this_process())
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that every worker needs, imported once before they are forked."""
+        return ("gymnasium", __name__)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether a step is known to take microseconds, as in Gymnasium's small games."""
+        entry_point = getattr(self.target, "entry_point", None)
+        return isinstance(entry_point, str) and entry_point.startswith(_CHEAP)
 
     def __call__(self) -> GymnasiumEnv:
         """Builds the env.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.engine.backends.common import env_error
-from shoal.engine.backends.processes import ProcessBackend
-from shoal.engine.backends.serial import SerialBackend
+from shoal.engine.backends.opening import open_backend
 from shoal.engine.config import EngineConfig
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.layout import Op
@@ -83,7 +82,7 @@ class Engine:
         self.num_envs = len(factories)
         if not factories or not all(map(callable, factories)):
             raise UsageError("an engine needs one callable per env, and at least one env")
-        self._backend: Backend = self._open_backend(factories)
+        self._backend: Backend = open_backend(factories, self.config)
         self.spec: EnvSpec = self._backend.spec
         self._driver = Driver(
             self._backend,
@@ -92,19 +91,6 @@ class Engine:
             prefetch_resets=self.config.prefetch_resets,
         )
         self._next_call_id = 1
-
-    def _open_backend(self, factories: list[EnvFactory]) -> Backend:
-        config = self.config
-        if config.backend == "serial":
-            return SerialBackend(factories, keep_infos=config.keep_infos)
-        return ProcessBackend(
-            factories,
-            num_processes=config.num_processes,
-            method=config.start_method,
-            keep_infos=config.keep_infos,
-            on_disk=config.memmap,
-            deadline=Deadline.after(config.start_timeout),
-        )
 
     # --- state ---------------------------------------------------------------------
 

@@ -32,6 +32,10 @@ class EngineConfig:
         prefetch_resets: prepare resets where they have been seen to follow.
         memmap: keep the shared block in a file on disk (deleted, but open), for
             observations that outgrow the memory.
+        caller_steps: the calling thread steps as many envs as a worker does, which saves
+            a wake-up per step but does not isolate these envs from it. ``None`` does so
+            only for envs that are known to be cheap and harmless (Gymnasium's classic
+            control and toy text games), and only if ``num_processes`` is ``None``.
     """
 
     backend: BackendName = "processes"
@@ -43,6 +47,7 @@ class EngineConfig:
     close_timeout: float = 10.0
     prefetch_resets: bool = True
     memmap: bool = False
+    caller_steps: bool | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(BackendName):

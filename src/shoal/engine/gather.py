@@ -28,7 +28,7 @@ class Gatherer:
     Attributes:
         is_fresh: bool ``[num_envs]``: the present observation is that of a reset, in
             the second set of rows.
-        any_fresh: whether one is.
+        any_fresh: false only if none is.
         observation_objects: per path ``[num_envs]`` objects of the last step; for
             leaves without a fixed shape.
         reset_objects: the same for the last reset.
@@ -67,8 +67,15 @@ class Gatherer:
 
     def set_fresh(self, env_ids: Array | None, fresh: Array | bool) -> None:
         """Notes where the present observation of these envs (``None``: all) lies."""
-        self.is_fresh[... if env_ids is None else env_ids] = fresh
-        self.any_fresh = bool(self.is_fresh.any())
+        if env_ids is not None:
+            self.is_fresh[env_ids] = fresh
+            self.any_fresh = bool(self.is_fresh.any())
+        elif isinstance(fresh, bool):
+            self.is_fresh.fill(fresh)
+            self.any_fresh = fresh
+        else:
+            self.is_fresh[...] = fresh
+            self.any_fresh = True  # perhaps; it only has to be right when false
 
     def current(self, env_ids: Array | None) -> dict[LeafPath, Array]:
         """Returns the present observation of these envs, per leaf, as fresh arrays."""

@@ -1,4 +1,4 @@
-"""What every backend does at start: agree on one spec, word a failed build."""
+"""What backends share: one spec for all envs, words for failures, envs in this thread."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import cloudpickle
 
-from shoal.engine.core.messages import EnvFailure
-from shoal.engine.spec import EnvSpec, describe_path
+from shoal.engine.core.layout import Arrays, Status
+from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, Returned, SeedEnvs
+from shoal.engine.env import Env, EnvFactory
+from shoal.engine.spec import EnvSpec, LeafPath, describe_path
+from shoal.engine.worker.host import Host, build_envs
 from shoal.errors import EnvError, SpecError, StartError
 
-__all__ = ["agree_on_spec", "env_error", "start_error"]
+__all__ = ["LocalHost", "agree_on_spec", "build_here", "env_error", "start_error"]
 
 
 def agree_on_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
@@ -82,3 +85,95 @@ def _load_exception(failure: EnvFailure) -> BaseException | None:
     except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, IndexError, TypeError):
         return None  # its text and traceback are there
     return exception if isinstance(exception, BaseException) else None
+
+
+def build_here(factories: Sequence[EnvFactory], first_id: int) -> list[Env]:
+    """Builds envs in this process.
+
+    Raises:
+        StartError: one could not be built; the others were closed again.
+    """
+    envs, failure = build_envs(factories, range(first_id, first_id + len(factories)))
+    if failure is not None:
+        for env in envs:
+            env.close()
+        raise start_error(failure)
+    return envs
+
+
+class LocalHost:
+    """Envs that the calling thread itself steps, resets and closes.
+
+    Attributes:
+        first_id: the id of its first env.
+        notes: what results hold beside their rows.
+    """
+
+    def __init__(
+        self, envs: Sequence[Env], first_id: int, arrays: Arrays, *, keep_infos: bool
+    ) -> None:
+        self.first_id = first_id
+        self.notes: dict[int, EnvNotes] = {}
+        self._envs = envs
+        self._own = slice(first_id, first_id + len(envs))
+        self._arrays = arrays
+        self._host: Host | None = Host(envs, first_id, arrays, keep_infos=keep_infos)
+
+    def run_pending(self) -> None:
+        """Carries out what the op rows say, here and now."""
+        host = self._open_host()
+        ops, indices = host.pending()
+        if indices:
+            host.run(ops, indices)
+            self._publish(host, indices)
+
+    def submit_resets(
+        self,
+        env_ids: Sequence[int],
+        seeds: Sequence[int | None],
+        kwargs: Sequence[Mapping[str, Any]],
+        undo_prepared: Sequence[bool],
+    ) -> None:
+        """Resets with seeds or keyword arguments, here and now."""
+        host = self._open_host()
+        indices = [env_id - self.first_id for env_id in env_ids]
+        for k, i in enumerate(indices):
+            host.reset(i, seeds[k], kwargs[k], undo_prepared=undo_prepared[k])
+        self._publish(host, indices)
+
+    def send_action_objects(self, actions: Mapping[int, Mapping[LeafPath, Any]]) -> None:
+        """Keeps action leaves without a fixed shape for the next step."""
+        self._open_host().set_action_objects(
+            {env_id - self.first_id: leaves for env_id, leaves in actions.items()}
+        )
+
+    def take_notes(self) -> dict[int, EnvNotes]:
+        """Returns what results hold beside their rows, and forgets it."""
+        notes, self.notes = self.notes, {}
+        return notes
+
+    def answer(self, command: CallEnvs | SeedEnvs) -> Returned:
+        """Carries out a call, here and now."""
+        values, failures = self._open_host().carry_out(command)
+        return Returned(command.call_id, values, tuple(failures))
+
+    def drop_pending(self) -> None:
+        """Drops what an interrupt left undone: nobody else will do it."""
+        self._arrays.op[self._own] = 0
+        self._arrays.status[self._own] = int(Status.READY)
+
+    def close(self) -> None:
+        """Closes the envs. May be called again."""
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    def _open_host(self) -> Host:
+        assert self._host is not None, "the engine checks that it is open"
+        return self._host
+
+    def _publish(self, host: Host, indices: Sequence[int]) -> None:
+        host.publish(indices)
+        if host.notes:
+            self.notes.update(host.notes)
+            host.notes = {}

@@ -83,9 +83,13 @@ class Crew:
         keep_infos: bool,
         num_spinning: int,
         on_disk: bool,
+        more_specs: Sequence[EnvSpec] = (),
         deadline: Deadline,
     ) -> Crew:
         """Starts workers, lets them build their envs, and maps the slab.
+
+        ``more_specs`` are those of envs with higher ids, which run elsewhere but have
+        their rows in the slab.
 
         Raises:
             StartError: an env could not be built, or a worker ended while it was.
@@ -110,8 +114,10 @@ class Crew:
                     deadline,
                 )
             built = crew._wait_for_each(Built, deadline)
-            spec = agree_on_spec([spec for reply in built for spec in reply.specs])
-            crew._attach(plan_layout(spec, len(factories), len(ranges)), on_disk, deadline)
+            specs = [spec for reply in built for spec in reply.specs]
+            spec = agree_on_spec([*specs, *more_specs])
+            num_envs = len(specs) + len(more_specs)
+            crew._attach(plan_layout(spec, num_envs, len(ranges)), on_disk, deadline)
             crew.spec = spec
             undo.pop_all()
             return crew
@@ -126,7 +132,10 @@ class Crew:
         except ChannelClosed as exc:
             raise StartError("The server of the worker processes ended at once.") from exc
         self._register(self._server.control.fileno())
-        self._register(self.engine_bell.fd)
+        # Edge-triggered where the system can: every ring is an event, and the bell need
+        # not be silenced, which saves a system call per step.
+        edge = select.EPOLLET if _HAS_EPOLL else 0
+        self._poller.register(self.engine_bell.fd, select.POLLIN | edge)
         for worker in self.workers:
             ours, theirs = Channel.pair()
             self.channels.append(ours)
@@ -188,7 +197,8 @@ class Crew:
         events = self._poll(deadline)
         for fd, _ in events:
             if fd == self.engine_bell.fd:
-                self.engine_bell.clear()
+                if not _HAS_EPOLL:
+                    self.engine_bell.clear()
             elif fd in self._channel_of:
                 self.read_channel(self._channel_of[fd])
             else:

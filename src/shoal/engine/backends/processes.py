@@ -31,7 +31,7 @@ from shoal.engine.core.messages import (
     SeedEnvs,
     SetActions,
 )
-from shoal.engine.core.plan import assign_envs, choose_num_workers
+from shoal.engine.core.plan import assign_envs
 from shoal.engine.core.spinning import (
     SpinBudget,
     count_spinning_workers,
@@ -39,7 +39,7 @@ from shoal.engine.core.spinning import (
     spinning_is_safe,
 )
 from shoal.engine.env import EnvFactory
-from shoal.engine.spec import LeafPath
+from shoal.engine.spec import EnvSpec, LeafPath
 from shoal.engine.system.channel import ChannelClosed
 from shoal.engine.system.cores import count_usable_cores
 from shoal.engine.system.process import StartMethod
@@ -59,14 +59,14 @@ class ProcessBackend:
         self,
         factories: Sequence[EnvFactory],
         *,
-        num_processes: int | None,
+        num_workers: int,
         method: StartMethod,
         keep_infos: bool,
         on_disk: bool,
+        more_specs: Sequence[EnvSpec] = (),
         deadline: Deadline,
     ) -> None:
         num_cores = count_usable_cores()
-        num_workers = choose_num_workers(len(factories), num_processes, num_cores)
         ranges = assign_envs(len(factories), num_workers)
         trust_flags = spinning_is_safe(platform.machine())
         spinning = count_spinning_workers(num_workers, num_cores) if trust_flags else 0
@@ -77,6 +77,7 @@ class ProcessBackend:
             keep_infos=keep_infos,
             num_spinning=spinning,
             on_disk=on_disk,
+            more_specs=more_specs,
             deadline=deadline,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._crew)

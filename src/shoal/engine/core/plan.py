@@ -10,7 +10,7 @@ import math
 
 from shoal.errors import UsageError
 
-__all__ = ["assign_envs", "choose_num_workers", "cores_from_quota"]
+__all__ = ["assign_envs", "caller_shares_work", "choose_num_workers", "cores_from_quota"]
 
 
 def cores_from_quota(cpu_max: str | None, cfs_quota: str | None, cfs_period: str | None) -> float:
@@ -47,6 +47,26 @@ def choose_num_workers(num_envs: int, requested: int | None, num_cores: int) -> 
             f"num_processes is an integer >= 1, or None for one per core, not {requested!r}"
         )
     return min(requested, num_envs)
+
+
+def caller_shares_work(
+    wish: bool | None, num_envs: int, requested: int | None, *, are_cheap: bool
+) -> bool:
+    """Returns whether the caller steps a share of the envs itself.
+
+    Args:
+        wish: what the caller asked for; ``None`` leaves it to the rule: only for envs
+            that are known to be cheap and harmless, and if no number of processes was
+            asked for.
+        num_envs: how many envs there are.
+        requested: the number of processes asked for, if any.
+        are_cheap: all envs are known to take microseconds.
+    """
+    if num_envs < 2:
+        return False
+    if wish is not None:
+        return wish
+    return are_cheap and requested is None
 
 
 def assign_envs(num_envs: int, num_workers: int) -> list[range]:

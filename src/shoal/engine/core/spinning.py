@@ -16,8 +16,9 @@ from __future__ import annotations
 
 __all__ = ["SpinBudget", "count_spinning_workers", "engine_may_spin", "spinning_is_safe"]
 
-# Longer than what a caller does between two steps of cheap envs, tensors included.
-SPIN_S = 200e-6
+# Longer than what a spinning worker waits for the one that does not, and for a caller who
+# makes tensors and asks a small policy. Idle pools pay it once.
+SPIN_S = 400e-6
 _DECAY = 0.125
 
 # Machines whose cores see each other's stores in program order. Elsewhere a flag in

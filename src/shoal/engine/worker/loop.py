@@ -124,8 +124,11 @@ class _Loop:
         self._leaving = False
         self._failures: tuple[Any, ...] = ()
         self._fence = threading.Lock()
-        self._poller = select.poll()
-        self._poller.register(bell.fd, select.POLLIN)
+        # Edge-triggered where the system can, so that the bell need not be silenced.
+        self._has_edges = hasattr(select, "epoll")
+        self._poller: Any = select.epoll() if self._has_edges else select.poll()
+        edge = select.EPOLLET if self._has_edges else 0
+        self._poller.register(bell.fd, select.POLLIN | edge)
         self._poller.register(channel.fileno(), select.POLLIN)
 
     def run(self) -> None:
@@ -168,8 +171,11 @@ class _Loop:
         self._full_fence()
         if words[request] == seen and words[self._base + _MAIL] == self._mail_seen:
             events = self._poller.poll()
-            self._channel_woke = any(fd != self._bell.fd for fd, _ in events)
-            self._bell.clear()
+            for fd, _ in events:
+                if fd != self._bell.fd:
+                    self._channel_woke = True
+                elif not self._has_edges:
+                    self._bell.clear()
         words[self._base + _ASLEEP] = 0
         spin.note_wait(clock() - started)
 
@@ -272,21 +278,17 @@ class _Loop:
                     host.reset(i, seeds[k], kwargs[k], undo_prepared=undo[k])
                 self._publish(indices)
                 self._ring_if_asleep()
-            case SeedEnvs(call_id, env_ids, seeds):
-                self._answer(call_id, env_ids, "seed", lambda k, env: env.seed(seeds[k]))
-            case CallEnvs(call_id, env_ids, name, args, kwargs):
-                self._answer(
-                    call_id, env_ids, f"call {name}", lambda _, env: env.call(name, args, kwargs)
-                )
+            case SeedEnvs() | CallEnvs():
+                self._answer(command)
             case LeaveLoop():
                 self._leaving = True
 
-    def _answer(self, call_id: int, env_ids: Any, during: str, action: Any) -> None:
-        values, failures = self._host.for_each(env_ids, during, action)
+    def _answer(self, command: CallEnvs | SeedEnvs) -> None:
+        values, failures = self._host.carry_out(command)
         try:
-            self._channel.send(Returned(call_id, values, tuple(failures)), NEVER)
-        except (ChannelClosed, TimeoutError):
-            raise
+            answer = dumps(Returned(command.call_id, values, tuple(failures)))
         except Exception as exc:  # noqa: BLE001 - a value may refuse to be pickled
-            failed = tuple(describe_failure(env_id, during, exc) for env_id in env_ids)
-            self._channel.send(Returned(call_id, {}, failed), NEVER)
+            ids = command.env_ids
+            failed = tuple(describe_failure(i, "send the call's result", exc) for i in ids)
+            answer = dumps(Returned(command.call_id, {}, failed))
+        self._channel.send_bytes(answer, NEVER)

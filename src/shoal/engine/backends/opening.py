@@ -1,0 +1,72 @@
+"""Opens the backend that a configuration asks for.
+
+Knows every backend. Does not know what an engine does with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.engine.backends.base import Backend
+from shoal.engine.backends.common import LocalHost, build_here
+from shoal.engine.backends.processes import ProcessBackend
+from shoal.engine.backends.serial import SerialBackend
+from shoal.engine.backends.shared import SharedBackend
+from shoal.engine.config import EngineConfig
+from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.plan import assign_envs, caller_shares_work, choose_num_workers
+from shoal.engine.env import EnvFactory
+from shoal.engine.spec import EnvSpec
+from shoal.engine.system.cores import count_usable_cores
+
+__all__ = ["open_backend"]
+
+
+def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backend:
+    """Builds the envs where the configuration wants them.
+
+    Raises:
+        StartError: an env could not be built.
+        SpecError: the envs do not share their leaves.
+        UsageError: a factory cannot be sent to another process.
+        TimeoutError: the envs did not stand in time.
+    """
+    if config.backend == "serial":
+        return SerialBackend(factories, keep_infos=config.keep_infos)
+    num_envs, requested = len(factories), config.num_processes
+    are_cheap = all(getattr(factory, "is_cheap", False) for factory in factories)
+    if not caller_shares_work(config.caller_steps, num_envs, requested, are_cheap=are_cheap):
+        num_workers = choose_num_workers(num_envs, requested, count_usable_cores())
+        return _open_processes(factories, num_workers, config, ())
+    # The caller is one of the cores' workers, or one more than was asked for.
+    num_shares = choose_num_workers(
+        num_envs, None if requested is None else requested + 1, max(2, count_usable_cores())
+    )
+    first = assign_envs(num_envs, num_shares)[-1].start
+    envs = build_here(factories[first:], first)
+    try:
+        specs = [env.spec for env in envs]
+        remote = _open_processes(factories[:first], num_shares - 1, config, specs)
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    local = LocalHost(envs, first, remote.arrays, keep_infos=config.keep_infos)
+    return SharedBackend(remote, local)
+
+
+def _open_processes(
+    factories: Sequence[EnvFactory],
+    num_workers: int,
+    config: EngineConfig,
+    more_specs: Sequence[EnvSpec],
+) -> ProcessBackend:
+    return ProcessBackend(
+        factories,
+        num_workers=num_workers,
+        method=config.start_method,
+        keep_infos=config.keep_infos,
+        on_disk=config.memmap,
+        more_specs=more_specs,
+        deadline=Deadline.after(config.start_timeout),
+    )
