@@ -27,10 +27,13 @@ class ActionWriter:
         self._leaves = dict(spec.action)
         self._rows = arrays.action
         self._num_envs = num_envs
-        self._only: tuple[Array, tuple[int, ...], np.dtype[Any]] | None = None
-        leaf = self._leaves.get(())
-        if len(self._leaves) == 1 and isinstance(leaf, ArraySpec):
-            self._only = (self._rows[()], (num_envs, *leaf.shape), leaf.dtype)
+        arrays_only = all(isinstance(leaf, ArraySpec) for leaf in self._leaves.values())
+        self._expected: list[tuple[LeafPath, Array, tuple[int, ...], Any]] = []
+        if arrays_only:
+            for path, leaf in self._leaves.items():
+                assert isinstance(leaf, ArraySpec)
+                shape = (num_envs, *leaf.shape)
+                self._expected.append((path, self._rows[path], shape, self._rows[path].dtype))
 
     def write(self, actions: Any, env_ids: Array | None) -> dict[int, dict[LeafPath, Any]] | None:
         """Writes the actions of ``env_ids`` (``None``: all), one row per env.
@@ -47,15 +50,27 @@ class ActionWriter:
         Raises:
             SpecError: the wrong number of rows, shape, dtype or keys. Nothing was written.
         """
-        if self._only is not None and env_ids is None and isinstance(actions, np.ndarray):
-            rows, shape, dtype = self._only
-            if actions.dtype == dtype and actions.shape == shape:
-                rows[...] = actions
-                return None
+        if env_ids is None and self._write_exact(actions):
+            return None
         checked, objects = self.check(actions, env_ids)
         for path, array in checked.items():
             self._rows[path][... if env_ids is None else env_ids] = array
         return objects
+
+    def _write_exact(self, actions: Any) -> bool:
+        """Writes actions of all envs that fit to the letter; returns whether they do."""
+        expected = self._expected
+        if isinstance(actions, np.ndarray):
+            actions = {(): actions}
+        if not isinstance(actions, dict) or not expected or len(actions) != len(expected):
+            return False
+        for path, _, shape, dtype in expected:
+            value = actions.get(path)
+            if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:
+                return False
+        for path, rows, _, _ in expected:
+            rows[...] = actions[path]
+        return True
 
     def holds(self, actions: Any, env_ids: Array | None) -> bool:
         """Returns whether the rows of these envs (``None``: all) hold just these actions."""

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict
+from torchrl.data import Composite
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import _make_compatible_policy
 
 if TYPE_CHECKING:
     from shoal.torchrl.batched import BatchedEnv
 
 __all__ = ["rollout_into_buffers"]
+
+Array = np.ndarray[Any, Any]
 
 _PLAIN = {
     "auto_cast_to_device": False,
@@ -32,6 +37,7 @@ _OTHERS = {
     "set_truncated",
     "trust_policy",
 }
+_LARGE_ROW = 256  # bytes; beyond, a row fills cache lines of its own anyway
 _FLAGS = ("done", "terminated", "truncated")
 
 
@@ -50,6 +56,7 @@ def rollout_into_buffers(
         or any(options.get(name, plain) != plain for name, plain in _PLAIN.items())
         or not options.keys() <= _PLAIN.keys() | _OTHERS
         or (given is None and not options.get("auto_reset", True))
+        or (policy is None and type(env).rand_action is not EnvBase.rand_action)
         or not env._can_fill_buffers()
         or _writes_next(policy)
     ):
@@ -58,9 +65,7 @@ def rollout_into_buffers(
     if given is not None and not buffers.holds_only_own(given):
         return None  # entries of the caller's own are carried along by EnvBase
     is_random = policy is None
-    if is_random:
-        policy = env.rand_action
-    else:
+    if not is_random:
         policy = _make_compatible_policy(
             policy,
             env.observation_spec,
@@ -82,87 +87,144 @@ def _writes_next(policy: Any) -> bool:
     return any(isinstance(key, tuple) and key[0] == "next" for key in keys)
 
 
+def sample(spec: Composite) -> TensorDict:
+    """Returns random values of a spec, drawn as its own ``rand`` draws them.
+
+    Without the search for an optional module that ``TensorDict.from_dict`` repeats in
+    every call, which takes as long as a step of ten cheap envs.
+    """
+    found = {
+        key: sample(leaf) if isinstance(leaf, Composite) else leaf.rand()
+        for key, leaf in spec.items()
+        if leaf is not None
+    }
+    return TensorDict._new_unsafe(found, batch_size=spec.shape)
+
+
+class _Column:
+    """One leaf of ``next`` over all steps, ``[N, T, *shape]`` in the end.
+
+    Small rows are kept by time and turned once at the end: a step then writes one
+    contiguous piece, not one cache line per env. Large rows are written in place.
+    """
+
+    def __init__(self, rows: Array, max_steps: int, dtype: Any = None) -> None:
+        self._by_time = rows[0].nbytes < _LARGE_ROW
+        num_envs = len(rows)
+        lead = (max_steps, num_envs) if self._by_time else (num_envs, max_steps)
+        self._data = np.empty((*lead, *rows.shape[1:]), dtype or rows.dtype)
+        # Indexed by time in both cases.
+        self._steps = self._data if self._by_time else self._data.swapaxes(0, 1)
+        self._rows = rows
+
+    def write(self, t: int) -> None:
+        """Takes the rows as the results of step ``t``."""
+        self._steps[t] = self._rows
+
+    def following(self) -> torch.Tensor:
+        """Returns what the steps returned."""
+        return self._turned(self._data)
+
+    def root(self, first: Any, resets: list[tuple[int, Array, Array]]) -> torch.Tensor:
+        """Returns what each step started from.
+
+        Args:
+            first: the observation before the first step.
+            resets: step, env ids and observations of the resets on the way.
+        """
+        root = np.empty_like(self._data)
+        by_time = root if self._by_time else root.swapaxes(0, 1)
+        by_time[0] = first
+        by_time[1:] = self._steps[:-1]
+        for t, env_ids, rows in resets:
+            by_time[t + 1, env_ids] = rows
+        return self._turned(root)
+
+    def _turned(self, data: Array) -> torch.Tensor:
+        if self._by_time:
+            data = np.ascontiguousarray(data.swapaxes(0, 1))
+        return torch.from_numpy(data)
+
+
 class _Buffers:
-    """The data of one rollout while it grows. The next step only adds a column."""
+    """The data of one rollout while it grows. A step only adds one piece per leaf."""
 
     def __init__(self, env: BatchedEnv, max_steps: int) -> None:
         self._env = env
         self._max_steps = max_steps
-        self._engine, tables = env._started()
-        assert tables.plain is not None
-        self._plain = tables.plain
-        self._tables = tables
-        self._shape = (env.num_workers, max_steps)
-        self._root = {key: self._like(rows) for key, rows, _ in self._plain}
-        self._next = {key: self._like(rows) for key, rows, _ in self._plain}
-        # As numpy: a column is written at a third of the price.
-        self._columns = [
-            (rows, reset_rows, self._root[key].numpy(), self._next[key].numpy())
-            for key, rows, reset_rows in self._plain
+        self._engine, self._tables = env._started()
+        self._action_spec = env.full_action_spec
+        assert self._tables.plain is not None
+        self._leaves = [
+            (key, _Column(rows, max_steps), reset_rows)
+            for key, rows, reset_rows in self._tables.plain
         ]
-        for name in _FLAGS:
-            # Past the first column no row of the root is at an end: it was reset.
-            self._root[name] = torch.zeros(*self._shape, 1, dtype=torch.bool)
-            self._next[name] = torch.zeros(*self._shape, 1, dtype=torch.bool)
-        self._next["reward"] = torch.zeros(*self._shape, 1)
-        self._own = set(self._root)
+        rows = self._engine.rows
+        self._reward = _Column(rows.reward, max_steps, np.float32)
+        self._terminated = _Column(rows.terminated, max_steps)
+        self._truncated = _Column(rows.truncated, max_steps)
+        self._columns = [column for _, column, _ in self._leaves]
+        self._columns += [self._reward, self._terminated, self._truncated]
+        self._resets: list[list[tuple[int, Array, Array]]] = [[] for _ in self._leaves]
+        self._own = {*_FLAGS, *(key for key, _, _ in self._leaves)}
         self._extras: dict[str, list[Any]] = {}
-
-    def _like(self, rows: Any) -> torch.Tensor:
-        leaf = torch.from_numpy(rows)
-        return torch.empty((*self._shape, *leaf.shape[1:]), dtype=leaf.dtype)
 
     def holds_only_own(self, root: Any) -> bool:
         """Returns whether a root holds just what an env returns, and perhaps a mask."""
-        return self._own <= set(root.keys()) <= self._own | {"_reset"}
+        return bool(self._own <= set(root.keys()) <= self._own | {"_reset"})
 
     def fill(self, policy: Any, root: Any, *, is_random: bool) -> Any:
         """Steps to the end and returns the data."""
-        for key in self._own:
-            self._root[key][:, 0] = root.get(key)
+        first = {key: root.get(key) for key in self._own}
         for t in range(self._max_steps):
             if is_random:
-                root = TensorDict({}, batch_size=self._env.batch_size)
-            chosen = policy(root)
-            if chosen is not root:
-                root.update(chosen)
-            if t == 0 and "next" in root.keys():
-                return _stack_steps(self._env, root, policy, self._max_steps)
-            self._keep_extras(root)
+                root = sample(self._action_spec)
+            else:
+                chosen = policy(root)
+                if chosen is not root:
+                    root.update(chosen)
+                if t == 0 and "next" in root.keys():
+                    return _stack_steps(self._env, root, policy, self._max_steps)
+            for key, value in root.items():
+                if key not in self._own:
+                    self._extras.setdefault(key, []).append(value)
             last = t == self._max_steps - 1
             self._engine.step_rows(self._env._encode(root, self._engine), autoreset=not last)
-            self._write_column(t, last=last)
-            if not (last or is_random):
-                root = self._env._td(self._tables.present())
-        return self._finish()
-
-    def _keep_extras(self, root: Any) -> None:
-        for key, value in root.items():
-            if key not in self._own:
-                self._extras.setdefault(key, []).append(value)
-
-    def _write_column(self, t: int, *, last: bool) -> None:
-        gather = self._engine.gatherer
-        newer = gather.is_fresh.nonzero()[0] if gather.any_fresh else None
-        for rows, reset_rows, root, following in self._columns:
-            following[:, t] = rows
+            for column in self._columns:
+                column.write(t)
             if not last:
-                root[:, t + 1] = rows
-                if newer is not None:
-                    root[newer, t + 1] = reset_rows[newer]
-        reward, done, terminated, truncated = self._tables.ends()
-        self._next["reward"][:, t] = reward
-        if done.any():
-            self._next["done"][:, t] = done
-            self._next["terminated"][:, t] = terminated
-            self._next["truncated"][:, t] = truncated
+                self._keep_resets(t)
+                if not is_random:
+                    root = self._env._td(self._tables.present())
+        return self._finish(first)
 
-    def _finish(self) -> TensorDict:
-        size = torch.Size(self._shape)
-        data = TensorDict._new_unsafe(self._root, batch_size=size)
+    def _keep_resets(self, t: int) -> None:
+        gather = self._engine.gatherer
+        if gather.any_fresh and len(ids := gather.is_fresh.nonzero()[0]):
+            for kept, (_, _, reset_rows) in zip(self._resets, self._leaves, strict=True):
+                kept.append((t, ids, reset_rows[ids]))
+
+    def _finish(self, first: dict[str, torch.Tensor]) -> TensorDict:
+        size = torch.Size((self._env.num_workers, self._max_steps))
+        root: dict[str, Any] = {}
+        following: dict[str, Any] = {}
+        for (key, column, _), resets in zip(self._leaves, self._resets, strict=True):
+            root[key] = column.root(first[key].numpy(), resets)
+            following[key] = column.following()
+        for name in _FLAGS:
+            # Past the first step no row of the root is at an end: it was reset.
+            root[name] = torch.zeros(*size, 1, dtype=torch.bool)
+            root[name][:, 0] = first[name]
+        terminated = self._terminated.following().unsqueeze(-1)
+        truncated = self._truncated.following().unsqueeze(-1)
+        following["reward"] = self._reward.following().unsqueeze(-1)
+        following["terminated"] = terminated
+        following["truncated"] = truncated
+        following["done"] = terminated | truncated
+        data = TensorDict._new_unsafe(root, batch_size=size)
         for key, values in self._extras.items():
             data.set(key, torch.stack(values, 1))
-        data.set("next", TensorDict._new_unsafe(self._next, batch_size=size))
+        data.set("next", TensorDict._new_unsafe(following, batch_size=size))
         return data
 
 

@@ -160,7 +160,10 @@ def view_arrays(layout: Layout, memory: Any) -> Arrays:
 
     def view(name: str) -> np.ndarray[Any, Any]:
         field = layout.fields[name]
-        return np.ndarray(field.shape, field.dtype, buffer=memory, offset=field.offset)
+        # A dtype that was pickled is a twin of numpy's own object; by its name we get the
+        # object itself, which lets writers compare with `is`.
+        dtype = np.dtype(field.dtype.str)
+        return np.ndarray(field.shape, dtype, buffer=memory, offset=field.offset)
 
     def view_all(names: Mapping[LeafPath, str]) -> dict[LeafPath, np.ndarray[Any, Any]]:
         return {path: view(name) for path, name in names.items()}
