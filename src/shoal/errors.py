@@ -22,10 +22,10 @@ one sentence of facts, one of likely cause, one of next step:
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
 __all__ = [

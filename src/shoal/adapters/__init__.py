@@ -1,0 +1,1 @@
+"""Env libraries as the narrow env contract of the engine."""

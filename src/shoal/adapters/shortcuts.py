@@ -23,7 +23,10 @@ def short_step(env: Any) -> Callable[[Any], tuple[Any, Any, Any, Any, dict[str, 
     Args:
         env: a Gymnasium env, wrapped or not. Its wrappers must not be changed after.
     """
-    limit, order, checker, inner = None, None, None, env
+    limit: Any = None
+    order: Any = None
+    checker: Any = None
+    inner = env
     # The exact types: a subclass may do anything.
     if type(inner) is TimeLimit and isinstance(inner._max_episode_steps, int):
         limit, inner = inner, inner.env

@@ -6,14 +6,16 @@ Knows specs and views. Does not know backends or slots.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.engine.core.conform import conform
-from shoal.engine.core.layout import Arrays
 from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath, describe_path
 from shoal.errors import SpecError
+
+if TYPE_CHECKING:
+    from shoal.engine.core.layout import Arrays
 
 __all__ = ["ActionWriter"]
 

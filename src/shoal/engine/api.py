@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shoal.engine.batch import Batch
     from shoal.engine.core.layout import Arrays
     from shoal.engine.env import EnvFactory
+    from shoal.engine.gather import Gatherer
     from shoal.engine.spec import EnvSpec
 
 __all__ = ["Engine"]
@@ -264,7 +265,7 @@ class Engine:
         self,
         *,
         env_ids: Sequence[int] | None = None,
-        seed: int | None | Sequence[int | None] = None,
+        seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
         timeout: float | None = _CONFIGURED,
     ) -> Batch:

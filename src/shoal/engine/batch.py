@@ -7,11 +7,12 @@ came from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.engine.spec import LeafPath
+if TYPE_CHECKING:
+    from shoal.engine.spec import LeafPath
 
 __all__ = ["Batch"]
 
@@ -54,7 +55,7 @@ class Batch:
 
     @property
     def done(self) -> Array:
-        """bool ``[n]``: terminated or truncated."""
+        """Terminated or truncated: bool ``[n]``."""
         return np.asarray(self.terminated | self.truncated)
 
     def __len__(self) -> int:

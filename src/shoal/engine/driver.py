@@ -6,14 +6,12 @@ callers may ask for, or in which words; that is `api`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.engine.actions import ActionWriter
 from shoal.engine.backends.common import env_error
-from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.layout import Op, Status
 from shoal.engine.core.lifecycle import EngineState
 from shoal.engine.core.prefetch import ResetPredictor
@@ -29,7 +27,10 @@ from shoal.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from shoal.engine.backends.base import Backend
+    from shoal.engine.core.deadline import Deadline
     from shoal.engine.core.messages import EnvFailure
 
 __all__ = ["Driver"]
@@ -115,7 +116,7 @@ class Driver:
         self._hand_over(ids, op)
         if objects is not None:
             self.backend.send_action_objects(objects)
-        self.backend.submit(ids)
+        self.backend.submit(None if ids is None else ids.tolist())
 
     def _hand_over(self, ids: Array | None, op: int) -> None:
         if ids is None:

@@ -7,9 +7,10 @@ library's env into an object with these members; the engine uses nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.engine.spec import EnvSpec
+if TYPE_CHECKING:
+    from shoal.engine.spec import EnvSpec
 
 __all__ = ["Env", "EnvFactory"]
 

@@ -8,14 +8,16 @@ rows holds the present observation.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.engine.batch import Batch
-from shoal.engine.core.layout import Arrays
-from shoal.engine.core.messages import EnvNotes
 from shoal.engine.spec import EnvSpec, LeafPath, ObjectSpec
+
+if TYPE_CHECKING:
+    from shoal.engine.core.layout import Arrays
+    from shoal.engine.core.messages import EnvNotes
 
 __all__ = ["Gatherer"]
 

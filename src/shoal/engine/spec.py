@@ -9,11 +9,14 @@ the positions as text: ``("robot", "arm")``, ``("0",)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["ArraySpec", "EnvSpec", "LeafPath", "LeafSpec", "ObjectSpec", "describe_path"]
 

@@ -397,7 +397,7 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
         self._assert_tensordict_shape(tensordict)
         engine, tables = self._started()
         engine.step_rows(self._encode(tensordict, engine), autoreset=True)
-        following = tables.present()
+        following = tables.present(none_at_end=True)
         next_root = self._td(following)
         set_entry(tensordict, "next", self._td(tables.stepped()))
         # Everything else in the root is carried over, as step_mdp does it.

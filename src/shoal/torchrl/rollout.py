@@ -195,7 +195,7 @@ class _Buffers:
             if not last:
                 self._keep_resets(t)
                 if not is_random:
-                    root = self._env._td(self._tables.present())
+                    root = self._env._td(self._tables.present(none_at_end=True))
         return self._finish(first)
 
     def _keep_resets(self, t: int) -> None:

@@ -9,13 +9,15 @@ the engine's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.engine.core.deadline import Deadline
-from shoal.engine.core.layout import Arrays
-from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
-from shoal.engine.spec import EnvSpec, LeafPath
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.engine.core.deadline import Deadline
+    from shoal.engine.core.layout import Arrays
+    from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
+    from shoal.engine.spec import EnvSpec, LeafPath
 
 __all__ = ["Backend"]
 

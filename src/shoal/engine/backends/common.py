@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from shoal.engine.core.layout import Arrays, Status
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, Returned, SeedEnvs
-from shoal.engine.env import Env, EnvFactory
 from shoal.engine.spec import EnvSpec, LeafPath, describe_path
 from shoal.engine.worker.host import Host, build_envs
 from shoal.errors import EnvError, SpecError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.engine.env import Env, EnvFactory
 
 __all__ = ["LocalHost", "agree_on_spec", "build_here", "env_error", "start_error"]
 

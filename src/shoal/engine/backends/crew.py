@@ -6,10 +6,8 @@ processes, channels, bells and the slab. Does not know what rows mean.
 
 from __future__ import annotations
 
-import math
 import os
-import select
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +28,7 @@ from shoal.engine.core.messages import (
 from shoal.engine.system.bell import Bell
 from shoal.engine.system.channel import Channel, ChannelClosed
 from shoal.engine.system.memory import Slab
+from shoal.engine.system.poller import Poller
 from shoal.engine.system.process import ServerProcess, StartMethod
 from shoal.engine.system.server import Exited, Spawned
 from shoal.errors import StartError, UsageError, WorkerDied
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Crew"]
 
-_HAS_EPOLL = hasattr(select, "epoll")
 _WORKER_ENTRY = "shoal.engine.worker.loop:main"
 
 
@@ -66,7 +64,7 @@ class Crew:
         self.spec: EnvSpec | None = None
         self.on_message: Callable[[int, Any], None] | None = None
         self._server: ServerProcess | None = None
-        self._poller: Any = select.epoll() if _HAS_EPOLL else select.poll()
+        self._poller = Poller(self.engine_bell)
         self._channel_of: dict[int, int] = {}
         self._owner_pid = os.getpid()
         self._is_closed = False
@@ -131,26 +129,19 @@ class Crew:
             self._server = ServerProcess.start(method, preload, list(factories), deadline)
         except ChannelClosed as exc:
             raise StartError("The server of the worker processes ended at once.") from exc
-        self._register(self._server.control.fileno())
-        # Edge-triggered where the system can: every ring is an event, and the bell need
-        # not be silenced, which saves a system call per step.
-        edge = select.EPOLLET if _HAS_EPOLL else 0
-        self._poller.register(self.engine_bell.fd, select.POLLIN | edge)
+        self._poller.watch(self._server.control.fileno())
         for worker in self.workers:
             ours, theirs = Channel.pair()
             self.channels.append(ours)
             self.bells.append(Bell.create())
             self._channel_of[ours.fileno()] = worker.worker_id
-            self._register(ours.fileno())
+            self._poller.watch(ours.fileno())
             try:
                 self._server.spawn(
                     worker.worker_id, _WORKER_ENTRY, theirs.fileno(), method == "spawn", deadline
                 )
             finally:
                 theirs.close()
-
-    def _register(self, fd: int) -> None:
-        self._poller.register(fd, select.POLLIN)
 
     def _attach(self, layout: Layout, on_disk: bool, deadline: Deadline) -> None:
         self.layout = layout
@@ -194,22 +185,13 @@ class Crew:
 
         Messages go to ``on_message``; deaths into ``workers``.
         """
-        events = self._poll(deadline)
-        for fd, _ in events:
-            if fd == self.engine_bell.fd:
-                if not _HAS_EPOLL:
-                    self.engine_bell.clear()
-            elif fd in self._channel_of:
+        fds = self._poller.wait_any(deadline)
+        for fd in fds:
+            if fd in self._channel_of:
                 self.read_channel(self._channel_of[fd])
-            else:
+            elif fd != self.engine_bell.fd:
                 self._read_control()
-        return bool(events)
-
-    def _poll(self, deadline: Deadline) -> list[tuple[int, int]]:
-        if not _HAS_EPOLL:
-            return list(self._poller.poll(deadline.left_ms()))
-        left = deadline.left_s()
-        return list(self._poller.poll(None if left == math.inf else left))
+        return bool(fds)
 
     def read_channel(self, worker_id: int) -> None:
         """Hands every message of a worker that is here to ``on_message``."""
@@ -241,8 +223,7 @@ class Crew:
 
     def _forget(self, fd: int) -> None:
         self._channel_of.pop(fd, None)
-        with suppress(KeyError, FileNotFoundError, ValueError):
-            self._poller.unregister(fd)
+        self._poller.forget(fd)
 
     def first_death(self) -> Worker | None:
         """Returns a worker that has died, if there is one."""
@@ -311,8 +292,7 @@ class Crew:
             channel.close()
         for bell in (*self.bells, self.engine_bell):
             bell.close()
-        if _HAS_EPOLL:
-            self._poller.close()
+        self._poller.close()
         if self._server is not None and os.getpid() != self._owner_pid:
             self._server.control.close()
         if self.slab is not None:

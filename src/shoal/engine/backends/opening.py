@@ -5,19 +5,23 @@ Knows every backend. Does not know what an engine does with one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from shoal.engine.backends.base import Backend
 from shoal.engine.backends.common import LocalHost, build_here
 from shoal.engine.backends.processes import ProcessBackend
 from shoal.engine.backends.serial import SerialBackend
 from shoal.engine.backends.shared import SharedBackend
-from shoal.engine.config import EngineConfig
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.plan import assign_envs, caller_shares_work, choose_num_workers
-from shoal.engine.env import EnvFactory
-from shoal.engine.spec import EnvSpec
 from shoal.engine.system.cores import count_usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.engine.backends.base import Backend
+    from shoal.engine.config import EngineConfig
+    from shoal.engine.env import EnvFactory
+    from shoal.engine.spec import EnvSpec
 
 __all__ = ["open_backend"]
 

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import platform
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.engine.backends.crew import Crew
-from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Word, view_arrays
 from shoal.engine.core.messages import (
     CallEnvs,
@@ -38,12 +36,16 @@ from shoal.engine.core.spinning import (
     engine_may_spin,
     spinning_is_safe,
 )
-from shoal.engine.env import EnvFactory
-from shoal.engine.spec import EnvSpec, LeafPath
 from shoal.engine.system.channel import ChannelClosed
 from shoal.engine.system.cores import count_usable_cores
-from shoal.engine.system.process import StartMethod
 from shoal.errors import BrokenError, RecvTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.engine.env import EnvFactory
+    from shoal.engine.spec import EnvSpec, LeafPath
+    from shoal.engine.system.process import StartMethod
 
 __all__ = ["ProcessBackend"]
 
@@ -85,10 +87,11 @@ class ProcessBackend:
         crew = self._crew
         assert crew.layout is not None
         assert crew.slab is not None
+        assert crew.spec is not None
         self.spec = crew.spec
         self.arrays = view_arrays(crew.layout, crew.slab.memory)
-        self._words = memoryview(self.arrays.words.reshape(-1))
-        self._engine_asleep = memoryview(self.arrays.engine_asleep)
+        self._words = memoryview(self.arrays.words.reshape(-1))  # type: ignore[arg-type]
+        self._engine_asleep = memoryview(self.arrays.engine_asleep)  # type: ignore[arg-type]
         self._worker_of = [w for w, env_ids in enumerate(ranges) for _ in env_ids]
         self._trust_flags = trust_flags
         self._spin = SpinBudget(enabled=trust_flags and engine_may_spin(num_workers, num_cores))
@@ -185,7 +188,8 @@ class ProcessBackend:
     def all_done(self) -> bool:
         """Returns whether every worker has replied to the last request."""
         words = self._words
-        for request, reply in self._pairs:
+        # A loop, not a generator: this runs once per spin.
+        for request, reply in self._pairs:  # noqa: SIM110
             if words[request] != words[reply]:
                 return False
         return True
@@ -194,7 +198,7 @@ class ProcessBackend:
         """Waits until ``done()``: spins for a bounded time, then blocks."""
         if done():
             return True
-        clock, spin = time.perf_counter, self._spin
+        clock, spin = stopwatch, self._spin
         started = clock()
         if spin.budget_s:
             until = started + spin.budget_s

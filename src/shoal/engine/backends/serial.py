@@ -5,17 +5,20 @@ Knows the host. Does not know threads or processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.engine.backends.common import LocalHost, agree_on_spec, build_here
-from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.layout import plan_layout, view_arrays
-from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
-from shoal.engine.env import EnvFactory
-from shoal.engine.spec import LeafPath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.engine.core.deadline import Deadline
+    from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
+    from shoal.engine.env import EnvFactory
+    from shoal.engine.spec import LeafPath
 
 __all__ = ["SerialBackend"]
 

@@ -8,14 +8,16 @@ or hang, and for callers who ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.engine.backends.common import LocalHost
-from shoal.engine.backends.processes import ProcessBackend
-from shoal.engine.core.deadline import Deadline
-from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
-from shoal.engine.spec import LeafPath
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.engine.backends.common import LocalHost
+    from shoal.engine.backends.processes import ProcessBackend
+    from shoal.engine.core.deadline import Deadline
+    from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
+    from shoal.engine.spec import LeafPath
 
 __all__ = ["SharedBackend"]
 

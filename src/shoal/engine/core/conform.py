@@ -10,12 +10,14 @@ finite number never an infinite one, and no shape is ever stretched.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.engine.spec import ArraySpec
 from shoal.errors import SpecError
+
+if TYPE_CHECKING:
+    from shoal.engine.spec import ArraySpec
 
 __all__ = ["conform"]
 

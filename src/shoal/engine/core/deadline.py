@@ -12,9 +12,10 @@ from typing import Protocol
 
 from shoal.errors import UsageError
 
-__all__ = ["Clock", "Deadline", "monotonic"]
+__all__ = ["Clock", "Deadline", "monotonic", "stopwatch"]
 
 monotonic = time.monotonic
+stopwatch = time.perf_counter  # for lengths of time, finer than the other
 
 
 class Clock(Protocol):

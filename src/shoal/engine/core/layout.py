@@ -10,15 +10,17 @@ contiguous rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Arrays", "Field", "Layout", "Op", "Status", "Word", "plan_layout", "view_arrays"]
 

@@ -6,12 +6,14 @@ resets are not here: they travel as bytes in the slab (`layout.Op`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.engine.core.layout import Layout
-from shoal.engine.spec import EnvSpec, LeafPath
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.engine.core.layout import Layout
+    from shoal.engine.spec import EnvSpec, LeafPath
 
 __all__ = [
     "AttachSlab",

@@ -42,7 +42,8 @@ def choose_num_workers(num_envs: int, requested: int | None, num_cores: int) -> 
     """
     if requested is None:
         return max(1, min(num_envs, num_cores))
-    if isinstance(requested, bool) or not isinstance(requested, int) or requested < 1:
+    given: object = requested
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UsageError(
             f"num_processes is an integer >= 1, or None for one per core, not {requested!r}"
         )

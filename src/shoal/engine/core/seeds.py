@@ -8,11 +8,14 @@ modulo 2**32 - 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["next_seed", "seed_chain", "spread_seed"]
 
@@ -34,7 +37,8 @@ def seed_chain(seed: int, num_envs: int, *, static: bool = False) -> tuple[list[
     Raises:
         UsageError: the seed is not an integer >= 0.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+    given: object = seed
+    if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 0:
         raise UsageError(f"a seed is an integer >= 0, not {seed!r}")
     seed = int(seed)
     if static:
@@ -46,7 +50,7 @@ def seed_chain(seed: int, num_envs: int, *, static: bool = False) -> tuple[list[
     return seeds, seed
 
 
-def spread_seed(seed: int | None | Sequence[int | None], num_envs: int) -> list[int | None]:
+def spread_seed(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
     """Returns one seed per env as Gymnasium does: ``seed + i``, or the given list.
 
     Raises:

@@ -8,12 +8,14 @@ nothing. Knows env ids; does not know processes or the contents of arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.errors import PendingCallError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["SlotTable"]
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.engine.core.deadline import Deadline
@@ -134,8 +135,6 @@ def _fork(ours: Channel, theirs: Channel, inherited: Any) -> ServerProcess:
 
 
 def _wait_pid(pid: int, deadline: Deadline) -> bool:
-    import time
-
     while True:
         try:
             done, _ = os.waitpid(pid, os.WNOHANG)

@@ -23,12 +23,14 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.engine.core.deadline import NEVER, Deadline
 from shoal.engine.system.channel import Channel, ChannelClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Exited", "Kill", "Preload", "Serving", "Spawn", "Spawned", "main", "serve"]
 
@@ -193,7 +195,7 @@ def _fork_worker(
     except SystemExit as exc:
         # An env that calls sys.exit() ends its worker with the code it asked for.
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    except BaseException:  # outermost frame of the process: report, then end
+    except BaseException:  # outermost frame of the process: report, then end  # noqa: BLE001 - the outermost frame reports it
         sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(Exception):

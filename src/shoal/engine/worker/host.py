@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
 
 from shoal.engine.core.layout import Arrays, Op, Status
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, SeedEnvs
-from shoal.engine.env import Env, EnvFactory
 from shoal.engine.spec import ArraySpec, LeafPath, describe_path
 from shoal.engine.worker.rows import ObservationWriter, as_flag, as_reward, leaf_writer
 from shoal.errors import SpecError
+
+if TYPE_CHECKING:
+    from shoal.engine.env import Env, EnvFactory
 
 __all__ = ["Host", "build_envs", "describe_failure"]
 
@@ -34,7 +36,7 @@ def describe_failure(env_id: int, during: str, exc: Exception) -> EnvFailure:
         exc.at(env_id)
     try:
         pickled: bytes | None = cloudpickle.dumps(exc)
-    except Exception:  # noqa: BLE001 - a user's exception may hold anything
+    except Exception:  # noqa: BLE001 - border: foreign code
         pickled = None
     return EnvFailure(
         env_id=env_id,
@@ -82,7 +84,7 @@ class Host:
         self._status = arrays.status[own]
         # As a memoryview: takes anything that is a real number and nothing else, at half
         # the price of an array.
-        self._rewards = memoryview(arrays.reward[own])
+        self._rewards: Any = memoryview(arrays.reward[own])  # type: ignore[arg-type]
         self._terminated = arrays.terminated[own]
         self._truncated = arrays.truncated[own]
         spec = envs[0].spec

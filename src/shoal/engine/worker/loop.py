@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import select
 import threading
-import time
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
-from shoal.engine.core.deadline import NEVER, Deadline
+from shoal.engine.core.deadline import NEVER, Deadline, stopwatch
 from shoal.engine.core.layout import Word, view_arrays
 from shoal.engine.core.messages import (
     Attached,
@@ -38,6 +35,7 @@ from shoal.engine.core.spinning import SpinBudget, spinning_is_safe
 from shoal.engine.system.bell import Bell
 from shoal.engine.system.channel import Channel, ChannelClosed, dumps
 from shoal.engine.system.memory import Slab
+from shoal.engine.system.poller import Poller
 from shoal.engine.worker.host import Host, build_envs, describe_failure
 
 __all__ = ["ENTRY", "main"]
@@ -124,12 +122,8 @@ class _Loop:
         self._leaving = False
         self._failures: tuple[Any, ...] = ()
         self._fence = threading.Lock()
-        # Edge-triggered where the system can, so that the bell need not be silenced.
-        self._has_edges = hasattr(select, "epoll")
-        self._poller: Any = select.epoll() if self._has_edges else select.poll()
-        edge = select.EPOLLET if self._has_edges else 0
-        self._poller.register(bell.fd, select.POLLIN | edge)
-        self._poller.register(channel.fileno(), select.POLLIN)
+        self._poller = Poller(bell)
+        self._poller.watch(channel.fileno())
 
     def run(self) -> None:
         """Serves until told to leave."""
@@ -157,7 +151,7 @@ class _Loop:
         """Waits for a new request or a message."""
         words, request = self._words, self._base + _REQUEST
         seen = self._seen
-        clock, spin = time.perf_counter, self._spin
+        clock, spin = stopwatch, self._spin
         started = clock()
         if spin.budget_s:
             until = started + spin.budget_s
@@ -170,12 +164,8 @@ class _Loop:
         words[self._base + _ASLEEP] = 1
         self._full_fence()
         if words[request] == seen and words[self._base + _MAIL] == self._mail_seen:
-            events = self._poller.poll()
-            for fd, _ in events:
-                if fd != self._bell.fd:
-                    self._channel_woke = True
-                elif not self._has_edges:
-                    self._bell.clear()
+            fds = self._poller.wait_any(NEVER)
+            self._channel_woke = any(fd != self._bell.fd for fd in fds)
         words[self._base + _ASLEEP] = 0
         spin.note_wait(clock() - started)
 
@@ -192,7 +182,7 @@ class _Loop:
         ops, indices = host.pending()
         if not indices:
             return
-        started = time.perf_counter()
+        started = stopwatch()
         if self._env_s > _SLOW_ENV_S and len(indices) > 1:
             for i in indices:
                 host.run(ops, [i])
@@ -201,7 +191,7 @@ class _Loop:
         else:
             host.run(ops, indices)
             self._publish(indices)
-        self._env_s = (time.perf_counter() - started) / len(indices)
+        self._env_s = (stopwatch() - started) / len(indices)
 
     def _publish(self, indices: Any) -> None:
         host = self._host
@@ -217,11 +207,11 @@ class _Loop:
     def _pack_notes(self, notes: dict[int, EnvNotes]) -> bytes:
         try:
             return dumps(Notes(notes))
-        except Exception:  # noqa: BLE001 - an env may put anything into an info
+        except Exception:  # noqa: BLE001 - values may refuse to be pickled
             for env_id, note in notes.items():
                 try:
                     dumps(note)
-                except Exception as exc:  # noqa: BLE001 - the same
+                except Exception as exc:  # noqa: BLE001 - values may refuse to be pickled
                     failure = describe_failure(env_id, "send its result", exc)
                     notes[env_id] = EnvNotes(failure=failure)
             return dumps(Notes(notes))
@@ -245,7 +235,8 @@ class _Loop:
 
     def _all_have_replied(self) -> bool:
         words = self._words
-        for request, reply in self._pairs:
+        # A loop, not a generator: this runs once per spin.
+        for request, reply in self._pairs:  # noqa: SIM110
             if words[request] != words[reply]:
                 return False
         return True
@@ -287,7 +278,7 @@ class _Loop:
         values, failures = self._host.carry_out(command)
         try:
             answer = dumps(Returned(command.call_id, values, tuple(failures)))
-        except Exception as exc:  # noqa: BLE001 - a value may refuse to be pickled
+        except Exception as exc:  # noqa: BLE001 - values may refuse to be pickled
             ids = command.env_ids
             failed = tuple(describe_failure(i, "send the call's result", exc) for i in ids)
             answer = dumps(Returned(command.call_id, {}, failed))

@@ -105,8 +105,7 @@ class ObservationWriter:
         self._writers: list[tuple[LeafPath, Write | None]] = []
         for path, leaf in leaves.items():
             key = describe_path("observation", path)
-            is_array = isinstance(leaf, ArraySpec)
-            write = leaf_writer(rows[path], leaf, key) if is_array else None
+            write = leaf_writer(rows[path], leaf, key) if isinstance(leaf, ArraySpec) else None
             self._writers.append((path, write))
 
     def bound_writes(

@@ -1,0 +1,60 @@
+"""Wait for a bell and for other descriptors at once.
+
+Knows descriptors and deadlines. Does not know what they mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.engine.core.deadline import Deadline
+    from shoal.engine.system.bell import Bell
+
+__all__ = ["Poller"]
+
+_HAS_EPOLL = hasattr(select, "epoll")
+
+
+class Poller:
+    """One wait over one bell and any number of descriptors."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._poller: Any = select.epoll() if _HAS_EPOLL else select.poll()
+        # Edge-triggered where the system can: every ring is an event then, and the bell
+        # need not be silenced, which saves a system call per step.
+        edge = select.EPOLLET if _HAS_EPOLL else 0
+        self._poller.register(bell.fd, select.POLLIN | edge)
+
+    def watch(self, fd: int) -> None:
+        """Waits for this descriptor too, until it is forgotten."""
+        self._poller.register(fd, select.POLLIN)
+
+    def forget(self, fd: int) -> None:
+        """Waits for this descriptor no more."""
+        with contextlib.suppress(KeyError, FileNotFoundError, ValueError):
+            self._poller.unregister(fd)
+
+    def wait_any(self, deadline: Deadline) -> list[int]:
+        """Returns what is readable; the bell too, if it rang. Empty: time is up.
+
+        A ring is seen once, also one from before the wait.
+        """
+        if _HAS_EPOLL:
+            left = deadline.left_s()
+            events = self._poller.poll(None if left == math.inf else left)
+        else:
+            events = self._poller.poll(deadline.left_ms())
+        fds = [fd for fd, _ in events]
+        if not _HAS_EPOLL and self._bell.fd in fds:
+            self._bell.clear()
+        return fds
+
+    def close(self) -> None:
+        """Frees the descriptor of the poller itself. May be called again."""
+        if _HAS_EPOLL:
+            self._poller.close()
