@@ -67,7 +67,7 @@ class Driver:
         self._prepared = np.zeros(num_envs, np.bool_)
         self._any_prepared = False
         # The synchronous call whose results were not received, after a timeout.
-        self._unfinished: object = None
+        self._unfinished: tuple[Any, Any] | None = None
         # An interrupt came while rows were in flight: their results belong to nobody.
         self._interrupted = False
 
@@ -107,6 +107,13 @@ class Driver:
     def start_step(self, actions: Any, ids: Array | None, op: int) -> None:
         """Writes actions and hands idle envs (``None``: all) over to their workers."""
         objects = self.actions.write(actions, ids)
+        try:
+            self._start_step(ids, op, objects)
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def _start_step(self, ids: Array | None, op: int, objects: Any) -> None:
         if self._any_prepared:
             # Stepped on past an end whose reset was prepared.
             self._set_prepared(None, False)
@@ -140,26 +147,38 @@ class Driver:
         After a timeout, the same call goes on waiting for the step under way.
         """
         if self.slots.num_in_flight:
-            self._resume_step(actions, ids)
+            self._check_resumes(actions, ids)
         else:
-            try:
-                self.start_step(actions, ids, op)
-            except (BrokenError, KeyboardInterrupt, SystemExit, GeneratorExit):
-                self._interrupted = True
-                raise
+            self.start_step(actions, ids, op)
+        done = self.backend.all_done
+        return self._finish(("step", ids), ids, done, deadline, "step", for_all=True)
+
+    def _finish(
+        self,
+        call: Any,
+        ids: Array | None,
+        done: Callable[[], bool],
+        deadline: Deadline,
+        during: str,
+        *,
+        for_all: bool = False,
+    ) -> list[EnvFailure]:
+        """Waits for envs that were handed over, and takes them back."""
         try:
-            self._wait(self.backend.all_done, deadline, "step", for_all=True)
+            self._wait(done, deadline, during, for_all=for_all)
+            self._unfinished = None
+            return self.take(ids)
         except RecvTimeout:
-            self._unfinished = "step"
+            self._unfinished = (call, ids)
             raise
         except BaseException:
+            # Above all Ctrl-C: what is in flight now belongs to nobody.
             self._interrupted = True
             raise
-        self._unfinished = None
-        return self.take(ids)
 
-    def _resume_step(self, actions: Any, ids: Array | None) -> None:
-        if self._unfinished != "step":
+    def _check_resumes(self, actions: Any, ids: Array | None) -> None:
+        """Checks that a step is the one whose results are still awaited."""
+        if self._unfinished is None or self._unfinished[0][0] != "step":
             self.slots.check_idle(None, "step")
         under_way = self.slots.in_flight
         same = under_way.all() if ids is None else (np.flatnonzero(under_way).tolist() == list(ids))
@@ -180,27 +199,18 @@ class Driver:
     ) -> list[EnvFailure]:
         """Resets envs (``None``: all) and waits for them; returns failures."""
         call = ("reset", None if ids is None else ids.tolist(), seeds, kwargs)
-        if self.slots.num_in_flight and self._unfinished != call:
-            if self._unfinished is None:
-                self.slots.check_idle(ids, "reset")
-            else:
+        started: Array
+        if self._unfinished is not None and self._unfinished[0] == call:
+            started = self._unfinished[1]
+        else:
+            if self._unfinished is not None:
                 self.drop_in_flight(deadline)
-        try:
-            if self._unfinished == call:
-                started = np.flatnonzero(self.slots.in_flight)
-            else:
-                started = self._start_reset(ids, seeds, kwargs)
-            if len(started):
-                status = self.arrays.status
-                self._wait(lambda: bool(status[started].all()), deadline, "reset")
-        except RecvTimeout:
-            self._unfinished = call
-            raise
-        except BaseException:
-            self._interrupted = True
-            raise
-        self._unfinished = None
-        return self.take(started) if len(started) else []
+            self.slots.check_idle(ids, "reset")
+            started = self._start_reset(ids, seeds, kwargs)
+        if not len(started):
+            return []
+        status = self.arrays.status
+        return self._finish(call, started, lambda: bool(status[started].all()), deadline, "reset")
 
     def _start_reset(
         self,
@@ -209,6 +219,18 @@ class Driver:
         kwargs: Sequence[Mapping[str, Any]] | None,
     ) -> Array:
         """Starts what a reset needs; returns the envs that have to be waited for."""
+        try:
+            return self._start_reset_of(ids, seeds, kwargs)
+        except BaseException:
+            self._interrupted = True
+            raise
+
+    def _start_reset_of(
+        self,
+        ids: Array | None,
+        seeds: Sequence[int | None] | None,
+        kwargs: Sequence[Mapping[str, Any]] | None,
+    ) -> Array:
         every = np.arange(self.slots.num_envs) if ids is None else ids
         plain = seeds is None and kwargs is None
         self.predictor.note_reset(plain=plain)

@@ -54,6 +54,30 @@ _REQUEST, _REPLY, _ASLEEP = int(Word.REQUEST), int(Word.REPLY), int(Word.ASLEEP)
 _NOTES, _MAIL = int(Word.NOTES), int(Word.MAIL)
 
 
+class _Inbox:
+    """What workers have said that nobody has asked for yet.
+
+    An object of its own, because the crew holds on to it: a backend that the crew
+    held on to could never be forgotten.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.notes: dict[int, EnvNotes] = {}
+        self.notes_taken = [0] * num_workers
+        self.returned: dict[int, list[Returned]] = {}
+
+    def take(self, worker_id: int, message: Any) -> None:
+        """Keeps one message of a worker."""
+        match message:
+            case Notes(envs):
+                self.notes_taken[worker_id] += 1
+                self.notes.update(envs)
+            case Returned(call_id):
+                # Answers to calls that nobody waits for any more are dropped here.
+                if call_id in self.returned:
+                    self.returned[call_id].append(message)
+
+
 class ProcessBackend:
     """Runs envs in worker processes, several in each."""
 
@@ -83,7 +107,8 @@ class ProcessBackend:
             deadline=deadline,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._crew)
-        self._crew.on_message = self._take_message
+        self._inbox = _Inbox(num_workers)
+        self._crew.on_message = self._inbox.take
         crew = self._crew
         assert crew.layout is not None
         assert crew.slab is not None
@@ -101,11 +126,7 @@ class ProcessBackend:
             (_STRIDE * w + _REQUEST, _STRIDE * w + _ASLEEP, crew.bells[w])
             for w in range(num_workers)
         ]
-        self._notes: dict[int, EnvNotes] = {}
-        self._notes_taken = [0] * num_workers
-        self._num_notes_taken = 0
         self._notes_words = [_STRIDE * w + _NOTES for w in range(num_workers)]
-        self._returned: dict[int, list[Returned]] = {}
         self._call_ids = count(1)
         self._during = "idle"
 
@@ -246,11 +267,11 @@ class ProcessBackend:
 
     def has_notes(self) -> bool:
         """Returns whether a worker has announced notes that were not taken."""
-        if self._notes:
+        if self._inbox.notes:
             return True
         words = self._words
         for worker_id, word in enumerate(self._notes_words):
-            if words[word] != self._notes_taken[worker_id]:
+            if words[word] != self._inbox.notes_taken[worker_id]:
                 return True
         return False
 
@@ -260,24 +281,14 @@ class ProcessBackend:
         words = self._words
         for worker_id, word in enumerate(self._notes_words):
             # Announced before the rows were published, so what is missing is on its way.
-            while self._notes_taken[worker_id] < words[word]:
+            while self._inbox.notes_taken[worker_id] < words[word]:
                 self._crew.wait(deadline)
                 if self._crew.workers[worker_id].has_ended:
                     break
                 if deadline.expired():
                     raise RecvTimeout(waiting_for=(), timeout=60, during=self._during)
-        notes, self._notes = self._notes, {}
+        notes, self._inbox.notes = self._inbox.notes, {}
         return notes
-
-    def _take_message(self, worker_id: int, message: Any) -> None:
-        match message:
-            case Notes(envs):
-                self._notes_taken[worker_id] += 1
-                self._notes.update(envs)
-            case Returned(call_id):
-                # Answers to calls that nobody waits for any more are dropped here.
-                if call_id in self._returned:
-                    self._returned[call_id].append(message)
 
     def call(
         self, commands: Iterator[tuple[int, CallEnvs | SeedEnvs]], deadline: Deadline
@@ -285,7 +296,7 @@ class ProcessBackend:
         """Sends one command per worker, then waits for all the answers."""
         pending = list(commands)
         call_id = pending[0][1].call_id
-        answers = self._returned[call_id] = []
+        answers = self._inbox.returned[call_id] = []
         try:
             self._during = "seed" if isinstance(pending[0][1], SeedEnvs) else "call"
             for worker_id, command in pending:
@@ -295,7 +306,7 @@ class ProcessBackend:
                 ids = [i for _, command in pending for i in command.env_ids if i not in heard]
                 raise RecvTimeout(waiting_for=ids, timeout=deadline.timeout_s, during=self._during)
         finally:
-            del self._returned[call_id]
+            del self._inbox.returned[call_id]
         return answers
 
     # --- end -----------------------------------------------------------------------

@@ -3,8 +3,8 @@
 A step that is known to be followed by a reset says so (`Op.STEP_AUTORESET`). For a
 plain step nobody knows: below a transform the reset comes as a call of its own. The
 predictor watches what follows the ends of episodes, and prepares resets once it has
-seen plain resets follow them often enough. One wrong guess ends it for good, so
-that a caller who steps on past the end, or resets with seeds, gets what a lone env
+seen plain resets follow them often enough. One wrong guess that reached a result
+ends it for good, so that a caller who steps on past the end gets what a lone env
 would have given him.
 
 Pure: ids in, a decision out.
@@ -53,7 +53,9 @@ class ResetPredictor:
             return
         self._unanswered = False
         if not plain:
-            self._refute()
+            # A reset in vain, but no wrong result: seeds and options undo it.
+            self._confirmed = min(self._confirmed, 0)
+            self.predicts_reset = False
         elif self._confirmed >= 0:
             self._confirmed += 1
             self.predicts_reset = self._confirmed >= _CONFIRMATIONS

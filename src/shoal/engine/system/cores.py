@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.engine.core.plan import cores_from_quota
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["count_usable_cores"]
 
@@ -19,13 +23,29 @@ def count_usable_cores() -> int:
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
-    quota = cores_from_quota(
-        _read(_CGROUP / "cpu.max"),
-        _read(_CGROUP / "cpu/cpu.cfs_quota_us"),
-        _read(_CGROUP / "cpu/cpu.cfs_period_us"),
-    )
+    quota = min(_quotas(), default=math.inf)
     # Half a core is still one worker's worth.
     return max(1, min(allowed, math.ceil(quota) if quota != math.inf else allowed))
+
+
+def _quotas() -> Iterator[float]:
+    """Yields the quota of this process's cgroup and of each group around it."""
+    own = _own_cgroup()
+    for group in (own, *own.parents):
+        if not group.is_relative_to(_CGROUP):
+            break
+        yield cores_from_quota(_read(group / "cpu.max"), None, None)
+    yield cores_from_quota(
+        None, _read(_CGROUP / "cpu/cpu.cfs_quota_us"), _read(_CGROUP / "cpu/cpu.cfs_period_us")
+    )
+
+
+def _own_cgroup() -> Path:
+    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
+        number, _, path = line.split(":", 2)
+        if number == "0":  # version 2
+            return _CGROUP / path.lstrip("/")
+    return _CGROUP
 
 
 def _read(path: Path) -> str | None:

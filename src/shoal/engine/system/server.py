@@ -133,7 +133,7 @@ def serve(control: Channel, parent_pid: int, inherited: Any) -> None:
                 os.read(wake_read, 4096)
             _reap(control, children)
             while (found := control.poll_recv()) is not None:
-                _carry_out(*found, control, children, inherited)
+                _carry_out(*found, control, children, inherited, [wake_read, wake_write])
     except ChannelClosed:
         return
     finally:
@@ -141,11 +141,16 @@ def serve(control: Channel, parent_pid: int, inherited: Any) -> None:
 
 
 def _carry_out(
-    command: Any, fds: list[int], control: Channel, children: dict[int, int], inherited: Any
+    command: Any,
+    fds: list[int],
+    control: Channel,
+    children: dict[int, int],
+    inherited: Any,
+    own_fds: list[int],
 ) -> None:
     match command:
         case Spawn(worker_id, entry, fresh_interpreter):
-            pid = _fork_worker(entry, fds[0], fresh_interpreter, control, inherited)
+            pid = _fork_worker(entry, fds[0], fresh_interpreter, control, inherited, own_fds)
             children[pid] = worker_id
             os.close(fds[0])
             control.send(Spawned(worker_id, pid), Deadline.after(60))
@@ -175,7 +180,12 @@ def _kill_all(children: dict[int, int]) -> None:
 
 
 def _fork_worker(
-    entry: str, fd: int, fresh_interpreter: bool, control: Channel, inherited: Any
+    entry: str,
+    fd: int,
+    fresh_interpreter: bool,
+    control: Channel,
+    inherited: Any,
+    own_fds: list[int],
 ) -> int:
     server_pid = os.getpid()
     pid = os.fork()
@@ -186,6 +196,8 @@ def _fork_worker(
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
+        for own_fd in own_fds:
+            os.close(own_fd)
         _die_with(server_pid)
         if fresh_interpreter:
             os.set_inheritable(fd, True)
