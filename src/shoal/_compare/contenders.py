@@ -50,6 +50,15 @@ def env_maker(env_id: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     return partial(make_env, env_id)
 
 
+def shoal_maker(env_id: str) -> Any:
+    """Returns what ``shoal.ParallelEnv`` is given: the id, as a user would write it.
+
+    An Atari game needs a function: by its id, ``ParallelEnv`` makes it as TorchRL's
+    ``GymEnv`` does, with a frame skip of 1, and would step another env than the rest.
+    """
+    return env_maker(env_id) if "ALE/" in env_id else env_id
+
+
 def make_torchrl_env(env_id: str) -> Any:
     """Makes the same env for TorchRL.
 
@@ -288,4 +297,4 @@ class ShoalParallel(TorchRLContender):
     def make(self) -> Any:
         from shoal import ParallelEnv
 
-        return ParallelEnv(self.num_envs, env_maker(self.env_id))
+        return ParallelEnv(self.num_envs, shoal_maker(self.env_id))

@@ -1,0 +1,236 @@
+"""What the tests of the batched envs share: ways to run them, envs, and comparisons."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import NonTensorStack, TensorDictBase, is_tensor_collection
+from torchrl.envs import GymEnv
+from torchrl.envs import SerialEnv as TorchRLSerialEnv
+
+from shoal.torchrl import ParallelEnv, SerialEnv
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEED = 7
+
+# Every way in which the engine runs envs. In the last one the calling thread steps some
+# envs itself, which it does only where they are known to be harmless.
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "serial": (SerialEnv, {}),
+    "1 process": (ParallelEnv, {"num_processes": 1}),
+    "2 processes": (ParallelEnv, {"num_processes": 2}),
+    "caller steps": (ParallelEnv, {}),
+}
+PARALLEL = [way for way in WAYS if way != "serial"]
+
+
+def open_env(way: str, num_envs: int, maker: Any, **options: Any) -> Any:
+    kind, more = WAYS[way]
+    return kind(num_envs, maker, **{**more, **options})
+
+
+def open_reference(num_envs: int, env_id: str, **kwargs: Any) -> Any:
+    """Returns TorchRL's own serial env over the same envs."""
+    kwargs.setdefault("categorical_action_encoding", True)
+    return TorchRLSerialEnv(num_envs, functools.partial(GymEnv, env_id, **kwargs))
+
+
+# --- comparisons ---------------------------------------------------------------------
+
+
+def leaves_of(data: TensorDictBase, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Returns tensors, and lists for everything else, by path."""
+    found: dict[tuple[str, ...], Any] = {}
+    for key in data.keys():  # noqa: SIM118
+        value = data.get(key)
+        if isinstance(value, torch.Tensor):
+            found[*path, key] = value
+        elif is_tensor_collection(value) and not _is_non_tensor(value):
+            found.update(leaves_of(value, (*path, key)))
+        else:
+            found[*path, key] = value.tolist()
+    return found
+
+
+def _is_non_tensor(value: Any) -> bool:
+    from tensordict.base import is_non_tensor
+
+    return isinstance(value, NonTensorStack) or bool(is_non_tensor(value))
+
+
+def assert_same(actual: Any, expected: Any, what: str = "") -> None:
+    """Checks that two results agree in every bit, and in what they say about themselves."""
+    if not isinstance(expected, TensorDictBase):
+        assert actual == expected, what
+        return
+    assert actual.batch_size == expected.batch_size, what
+    assert actual.device == expected.device, what
+    assert actual.names == expected.names, what
+    left, right = leaves_of(actual), leaves_of(expected)
+    assert left.keys() == right.keys(), what
+    for path, wanted in right.items():
+        where = f"{what} {'/'.join(path)}"
+        value = left[path]
+        if not isinstance(wanted, torch.Tensor):
+            assert same_objects(value, wanted), where
+            continue
+        assert value.dtype == wanted.dtype, where
+        assert value.shape == wanted.shape, where
+        assert value.device == wanted.device, where
+        same = (value == wanted) | ((value != value) & (wanted != wanted))
+        assert bool(same.all()), f"{where}: {value} is not {wanted}"
+
+
+def same_objects(left: Any, right: Any) -> bool:
+    """Returns whether two Python objects of any nesting hold the same."""
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return (
+            np.asarray(left).dtype == np.asarray(right).dtype
+            and np.shape(left) == np.shape(right)
+            and np.array_equal(left, right)
+        )
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same_objects(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same_objects, left, right))
+    return bool(left == right)
+
+
+class Log:
+    """What a script got, and copies of it from that very moment."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, Any, Any]] = []
+
+    def add(self, what: str, value: Any) -> Any:
+        copied = value.clone() if isinstance(value, TensorDictBase) else value
+        self.entries.append((f"{len(self.entries)} {what}", value, copied))
+        return value
+
+    def assert_untouched(self) -> None:
+        """Checks that nothing that was returned has changed since, or is shared."""
+        for what, value, copied in self.entries:
+            if isinstance(value, TensorDictBase):
+                assert_same(value, copied, what)
+                assert not value.is_shared(), what
+
+
+Script = "Callable[[Any, Log], None]"
+
+
+def play(env: Any, script: Callable[[Any, Log], None]) -> Log:
+    log = Log()
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)
+    try:
+        script(env, log)
+    finally:
+        env.close(raise_if_closed=False)
+    return log
+
+
+def assert_same_logs(actual: Log, expected: Log) -> None:
+    assert len(actual.entries) == len(expected.entries)
+    for (what, _, copied), (_, _, wanted) in zip(actual.entries, expected.entries, strict=True):
+        assert_same(copied, wanted, what)
+    actual.assert_untouched()
+
+
+# --- envs ----------------------------------------------------------------------------
+
+
+class CountingEnv(gymnasium.Env[Any, Any]):
+    """Counts from ``start``; each reset takes 100 more. Ends after ``length`` steps."""
+
+    def __init__(self, start: int = 0, length: int = 3, *, reuse: bool = False) -> None:
+        self.observation_space = spaces.Box(-(10**6), 10**6, (1,), np.int64)
+        self.action_space = spaces.Discrete(2)
+        self.length = length
+        self.num_resets = start // 100
+        self.is_closed = False
+        self._buffer = np.zeros(1, np.int64) if reuse else None
+
+    def _observe(self) -> Any:
+        value = 100 * self.num_resets + self.count
+        if self._buffer is None:
+            return np.array([value], np.int64)
+        self._buffer[0] = value
+        return self._buffer
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count = (options or {}).get("count", 0)
+        self.num_resets += 1
+        return self._observe(), {"count": self.count, "seed": -1 if seed is None else seed}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        ended = self.count >= self.length
+        info = {"count": self.count, "text": f"{self.count}"}
+        return self._observe(), float(action), ended, False, info
+
+    def add(self, a: int, b: int = 0) -> int:
+        return self.num_resets + a + b
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FaultyEnv(CountingEnv):
+    """Raises or dies where its action or its options say so."""
+
+    def __init__(self, fails_in: str = "", **kwargs: Any) -> None:
+        if fails_in == "build":
+            raise ValueError("cannot be built")
+        super().__init__(length=10**6, **kwargs)
+        self.action_space = spaces.Discrete(10)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if (options or {}).get("fail"):
+            raise ValueError("no reset today")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action == 9:
+            raise ValueError("no step today")
+        return super().step(action)
+
+
+class SpaceEnv(gymnasium.Env[Any, Any]):
+    """Draws observations from its space; hands back what it was given as an action."""
+
+    def __init__(self, observation_space: Any, action_space: Any = None, length: int = 3) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space or spaces.Discrete(2)
+        self.length = length
+        self.actions: list[Any] = []
+        self.observations: list[Any] = []
+
+    def _observe(self) -> Any:
+        self.observations.append(self.observation_space.sample())
+        return self.observations[-1]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.count = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        self.actions.append(action)
+        return self._observe(), 0.5, False, self.count >= self.length, {}
+
+    def last_action(self) -> Any:
+        return self.actions[-1]
+
+    def all_observations(self) -> list[Any]:
+        return self.observations
