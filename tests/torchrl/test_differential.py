@@ -65,7 +65,7 @@ def steps(env: Any, log: Log) -> None:
         td = step_mdp(td)
         td = log.add(f"maybe reset {t}", env.maybe_reset(td))
     log.add("rand_step", env.rand_step(td))
-    log.add("rand_step of nothing", env.rand_step())
+    log.add("rand_step of nothing", env.rand_step().clear_device_())
 
 
 def steps_and_resets(env: Any, log: Log) -> None:

@@ -106,6 +106,8 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
                 interpreter), ``"spawn"`` or ``"fork"``.
             categorical_action_encoding: (option) choices are numbers (default), or one-hot.
             prefetch_resets: (option) whether resets may be prepared; see ARCHITECTURE.md.
+            caller_steps: (option) the calling thread steps a worker's share of the envs itself,
+                without isolation; ``None``: only for Gymnasium's own small games.
             share_individual_td: accepted, as are ``policy_proof``, ``num_threads``,
                 ``num_sub_threads``, ``non_blocking``, ``use_buffers``, ``consolidate`` and
                 ``daemon``: they tune mechanisms of TorchRL that this class does not have.
@@ -258,6 +260,7 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
             prefetch_resets=options.prefetch_resets,
             keep_infos=self._infos.needs_dicts,
             memmap=options.memmap,
+            caller_steps=options.caller_steps,
         )
         self.__dict__["_engine"] = engine
         return engine

@@ -28,6 +28,7 @@ class BatchOptions:
         categorical_action_encoding: choices are numbers rather than one-hot.
         prefetch_resets: prepare resets where they have been seen to follow.
         memmap: the shared block is a file on disk.
+        caller_steps: the calling thread steps a worker's share; see `EngineConfig`.
     """
 
     num_processes: int | None = None
@@ -38,6 +39,7 @@ class BatchOptions:
     prefetch_resets: bool = True
     shared_memory: bool = True
     memmap: bool = False
+    caller_steps: bool | None = None
     pin_memory: bool = False
     allow_step_when_done: bool = False
 
