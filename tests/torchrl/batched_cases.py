@@ -110,8 +110,10 @@ class Log:
         self.entries: list[tuple[str, Any, Any]] = []
 
     def add(self, what: str, value: Any) -> Any:
-        copied = value.clone() if isinstance(value, TensorDictBase) else value
-        self.entries.append((f"{len(self.entries)} {what}", value, copied))
+        is_data = isinstance(value, TensorDictBase)
+        # Shallow: the script may add entries of its own, but the tensors are the env's.
+        kept, copied = (value.copy(), value.clone()) if is_data else (value, value)
+        self.entries.append((f"{len(self.entries)} {what}", kept, copied))
         return value
 
     def assert_untouched(self) -> None:

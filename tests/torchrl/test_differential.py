@@ -198,8 +198,8 @@ def bare_halves(env: Any, log: Log) -> None:
             if done.any():
                 num_ends -= 1
                 fresh = env._reset(TensorDict({"_reset": done.clone()}, [N]))
-                log.add("_reset", fresh)
-                root = torch.where(done.squeeze(-1), fresh, root)
+                # TorchRL returns outdated rows outside the mask; nobody uses them.
+                root = log.add("_reset", torch.where(done.squeeze(-1), fresh, root))
         return root
 
     root = go_on(root, 14)

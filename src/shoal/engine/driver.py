@@ -66,6 +66,7 @@ class Driver:
         self._all_ready = bytes([_READY]) * num_envs
         self._prepared = np.zeros(num_envs, np.bool_)
         self._any_prepared = False
+        self._failures: dict[int, EnvFailure] = {}
         # The synchronous call whose results were not received, after a timeout.
         self._unfinished: tuple[Any, Any] | None = None
         # An interrupt came while rows were in flight: their results belong to nobody.
@@ -125,17 +126,18 @@ class Driver:
             self.backend.send_action_objects(objects)
         self.backend.submit(None if ids is None else ids.tolist())
 
-    def _hand_over(self, ids: Array | None, op: int) -> None:
+    def _hand_over(self, ids: Array | None, op: int, *, in_rows: bool = True) -> None:
+        """Hands envs over; ``in_rows``: the worker finds the op in their rows."""
         if ids is None:
             self._common_op = op
             self.arrays.status.fill(0)
-            self.arrays.op.fill(op)
+            self.arrays.op.fill(op if in_rows else 0)
         else:
             if self._common_op is not None:
                 self._last_op.fill(self._common_op)
                 self._common_op = None
             self.arrays.status[ids] = 0
-            self.arrays.op[ids] = op
+            self.arrays.op[ids] = op if in_rows else 0
             self._last_op[ids] = op
         self.slots.hand_over(ids)
 
@@ -200,7 +202,7 @@ class Driver:
         """Resets envs (``None``: all) and waits for them; returns failures."""
         call = ("reset", None if ids is None else ids.tolist(), seeds, kwargs)
         started: Array
-        if self._unfinished is not None and self._unfinished[0] == call:
+        if self._unfinished is not None and _are_same(self._unfinished[0], call):
             started = self._unfinished[1]
         else:
             if self._unfinished is not None:
@@ -246,9 +248,7 @@ class Driver:
                 self.backend.submit(None if whole else every.tolist())
             return every
         count = len(every)
-        self._hand_over(every, _RESET)
-        # Not an op for the worker to find: the command says it all.
-        self.arrays.op[every] = 0
+        self._hand_over(every, _RESET, in_rows=False)
         self.backend.submit_resets(
             every.tolist(),
             [None] * count if seeds is None else seeds,
@@ -306,7 +306,13 @@ class Driver:
         if self.backend.has_notes():
             notes = self.backend.take_notes()
             self.gather.note(notes)
-            failures = [note.failure for note in notes.values() if note.failure is not None]
+            for env_id, note in notes.items():
+                if note.failure is not None:
+                    self._failures[env_id] = note.failure
+        if self._failures:
+            # Those of envs that are not taken yet stay for the call that takes them.
+            taken = range(self.slots.num_envs) if ids is None else ids.tolist()
+            failures = [self._failures.pop(i) for i in taken if i in self._failures]
         self.slots.take_back(ids)
         if ids is None and self._common_op is not None:
             self._note_result(None, self._common_op)
@@ -352,3 +358,10 @@ class Driver:
         if len(well):
             error.batch = self.gather.batch(well, after_reset=after_reset)
         return error
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:
+        return False  # arrays among the arguments: cannot tell, so they are not
