@@ -20,6 +20,7 @@ __all__ = ["SpinBudget", "count_spinning_workers", "engine_may_spin", "spinning_
 # makes tensors and asks a small policy. Idle pools pay it once.
 SPIN_S = 400e-6
 _DECAY = 0.125
+_OUTLIER = 4  # a single one moves the mean by half a budget, so it does not end the spinning
 
 # Machines whose cores see each other's stores in program order. Elsewhere a flag in
 # shared memory may overtake the data it announces, and Python has no barrier to
@@ -64,5 +65,7 @@ class SpinBudget:
 
     def note_wait(self, waited_s: float) -> None:
         """Notes how long a wait took, the spin included."""
+        # One pause of the caller says nothing about the steps after it.
+        waited_s = min(waited_s, _OUTLIER * self._spin_s)
         self._mean_s += _DECAY * (waited_s - self._mean_s)
         self.budget_s = self._spin_s if self._mean_s < self._spin_s else 0.0
