@@ -203,6 +203,7 @@ class WorkerDied(BrokenError):
             if it could not be learned.
         during: the operation under way, or ``"idle"``.
         batch: results of envs that had finished before, or ``None``.
+        failures: one ``EnvError`` per env that had raised before, in env order.
     """
 
     def __init__(
@@ -218,6 +219,7 @@ class WorkerDied(BrokenError):
         self.exitcode = exitcode
         self.during = during
         self.batch: object = None
+        self.failures: tuple[EnvError, ...] = ()
         envs = ", ".join(map(str, self.env_ids[:8])) + (", ..." if len(self.env_ids) > 8 else "")
         super().__init__(
             f"Worker {worker_id} (envs {envs}) {describe_exit(exitcode)} during {during}."

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from batched_cases import SEED, WAYS, Log, assert_same_logs, open_env, open_reference, play
+from batched_cases import (
+    SEED,
+    WAYS,
+    Log,
+    assert_same_logs,
+    open_env,
+    open_reference,
+    play,
+    play_reference,
+)
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 from torchrl.data import NonTensor
 from torchrl.envs import (
     Compose,
@@ -238,12 +245,13 @@ EVERYTHING: tuple[Callable[[Any, Log], None], ...] = (
 )
 
 
-@functools.cache
-def reference(case: str, script: Callable[[Any, Log], None]) -> Log:
+@pytest.fixture(scope="module")
+def reference(request: Any) -> tuple[str, Any, Log]:
+    case, script = request.param
     env_id, kwargs = CASES[case]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return play(open_reference(N, env_id, **kwargs), script)
+        return case, script, play_reference(open_reference(N, env_id, **kwargs), script)
 
 
 def ours(way: str, case: str, **options: Any) -> Any:
@@ -260,21 +268,31 @@ def ours(way: str, case: str, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("script", EVERYTHING, ids=lambda script: script.__name__)
+def name_of(pair: tuple[str, Any]) -> str:
+    return f"{pair[0]} {pair[1].__name__}"
+
+
+ON_CARTPOLE = [("cartpole", script) for script in EVERYTHING]
+ON_OTHERS = [
+    (case, script)
+    for case in CASES
+    if case != "cartpole"
+    for script in (steps_and_resets, nonstop_rollouts, breaking_rollouts, transformed)
+]
+
+
+@pytest.mark.parametrize("reference", ON_CARTPOLE, ids=name_of, indirect=True)
 @pytest.mark.parametrize("way", WAYS)
-def test_cartpole(way: str, script: Any) -> None:
-    assert_same_logs(play(ours(way, "cartpole"), script), reference("cartpole", script))
+def test_cartpole(way: str, reference: Any) -> None:
+    case, script, wanted = reference
+    assert_same_logs(play(ours(way, case), script), wanted)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [steps, steps_and_resets, nonstop_rollouts, breaking_rollouts, transformed, masked_resets],
-    ids=lambda script: script.__name__,
-)
+@pytest.mark.parametrize("reference", ON_OTHERS, ids=name_of, indirect=True)
 @pytest.mark.parametrize("way", ["serial", "2 processes"])
-@pytest.mark.parametrize("case", [case for case in CASES if case != "cartpole"])
-def test_all_kinds_of_envs(way: str, script: Any, case: str) -> None:
+def test_all_kinds_of_envs(way: str, reference: Any) -> None:
+    case, script, wanted = reference
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         env = ours(way, case)
-    assert_same_logs(play(env, script), reference(case, script))
+    assert_same_logs(play(env, script), wanted)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["short_step"]
 
+
 def short_step(env: Any) -> Callable[[Any], tuple[Any, Any, Any, Any, dict[str, Any]]]:
     """Returns what does the same as ``env.step``, in fewer calls where it can.
 

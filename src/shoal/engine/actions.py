@@ -29,6 +29,7 @@ class ActionWriter:
         self._leaves = dict(spec.action)
         self._rows = arrays.action
         self._num_envs = num_envs
+        self._objects: dict[int, dict[LeafPath, Any]] = {}  # what `write` was given last
         arrays_only = all(isinstance(leaf, ArraySpec) for leaf in self._leaves.values())
         self._expected: list[tuple[LeafPath, Array, tuple[int, ...], Any]] = []
         if arrays_only:
@@ -57,6 +58,8 @@ class ActionWriter:
         checked, objects = self.check(actions, env_ids)
         for path, array in checked.items():
             self._rows[path][... if env_ids is None else env_ids] = array
+        if objects is not None:
+            self._objects.update(objects)
         return objects
 
     def _write_exact(self, actions: Any) -> bool:
@@ -78,8 +81,14 @@ class ActionWriter:
         """Returns whether the rows of these envs (``None``: all) hold just these actions."""
         where: Any = slice(None) if env_ids is None else env_ids
         checked, objects = self.check(actions, env_ids)
-        return objects is None and all(
-            np.array_equal(self._rows[path][where], array) for path, array in checked.items()
+        try:
+            if objects is not None and objects != {i: self._objects.get(i) for i in objects}:
+                return False
+        except ValueError:
+            return False  # objects that hold arrays: cannot tell
+        # Bit for bit: an action may hold NaN.
+        return all(
+            self._rows[path][where].tobytes() == array.tobytes() for path, array in checked.items()
         )
 
     def check(

@@ -23,7 +23,7 @@ from shoal.engine.core.lifecycle import EngineState
 from shoal.engine.core.messages import CallEnvs, SeedEnvs
 from shoal.engine.core.seeds import seed_chain, spread_seed
 from shoal.engine.driver import Driver
-from shoal.errors import BrokenError, EnvError, NoPendingCallError, UsageError
+from shoal.errors import BrokenError, EnvError, NoPendingCallError, SpecError, UsageError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -78,7 +78,7 @@ class Engine:
             SpecError: the envs do not share their leaves.
             TimeoutError: they did not stand within ``start_timeout``.
         """
-        self.config = EngineConfig(**options)
+        self.config = EngineConfig.of(options)
         factories = list(factories)
         self.num_envs = len(factories)
         if not factories or not all(map(callable, factories)):
@@ -155,9 +155,9 @@ class Engine:
         """
         if self._driver.state is EngineState.CLOSED:
             return
+        deadline = Deadline.after(self.config.close_timeout if timeout is None else timeout)
         self._driver.state = EngineState.CLOSED
-        limit = self.config.close_timeout if timeout is None else timeout
-        self._backend.close(Deadline.after(limit))
+        self._backend.close(deadline)
 
     # --- the protocol --------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Engine:
             given = np.asarray(list(env_ids))
             ids = driver.slots.check_ids(env_ids)
             if not np.array_equal(given, ids):
-                actions = _reordered(actions, np.argsort(given))
+                actions = _reordered(actions, np.argsort(given), "action")
         driver.slots.check_idle(ids, "send")
         driver.start_step(actions, ids, _AUTORESET if autoreset else _STEP)
 
@@ -212,6 +212,7 @@ class Engine:
         """
         driver, deadline = self._driver, self._deadline(timeout)
         driver.check_usable("recv", deadline)
+        driver.check_no_reset("recv")
         in_flight = driver.slots.num_in_flight
         wanted = in_flight if min_envs is None else min_envs
         if wanted < 1 or wanted > in_flight:
@@ -401,9 +402,17 @@ class Engine:
         return Deadline.after(self.config.timeout if timeout is _CONFIGURED else timeout)
 
 
-def _reordered(actions: Any, order: Array) -> Any:
+def _reordered(actions: Any, order: Array, key: str) -> Any:
     if isinstance(actions, Mapping):
-        return {path: _reordered(values, order) for path, values in actions.items()}
+        return {path: _reordered(values, order, key) for path, values in actions.items()}
+    try:
+        num_rows = len(actions)
+    except TypeError:
+        return actions  # no rows to bring into order; refused later
+    if num_rows != len(order):
+        raise SpecError(
+            key=key, expected=f"{len(order)} rows, one per env", actual=f"{num_rows} rows"
+        )
     if isinstance(actions, np.ndarray):
         return actions[order]
     return [actions[k] for k in order]

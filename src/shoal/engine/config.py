@@ -5,10 +5,14 @@ Knows ranges of options and how they combine. Does not know how one is carried o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
 
 __all__ = ["BackendName", "EngineConfig", "StartMethodName"]
 
@@ -48,6 +52,18 @@ class EngineConfig:
     prefetch_resets: bool = True
     memmap: bool = False
     caller_steps: bool | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Returns the configuration with these options.
+
+        Raises:
+            UsageError: an option that does not exist, or a wrong value.
+        """
+        names = [field.name for field in fields(cls)]
+        if unknown := [name for name in options if name not in names]:
+            raise UsageError(f"there is no option {unknown[0]!r}; there are {', '.join(names)}")
+        return cls(**options)
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(BackendName):

@@ -23,6 +23,7 @@ from shoal.errors import (
     EnvError,
     PendingCallError,
     RecvTimeout,
+    UsageError,
     WorkerDied,
 )
 
@@ -91,11 +92,11 @@ class Driver:
         """
         self._interrupted = True
         # Nobody knows how far the interrupted call came; asking again is harmless.
-        self.backend.resubmit()
+        self.backend.resubmit(deadline)
         self._wait(self.backend.all_done, deadline, "finish what was interrupted", for_all=True)
         self._take_rows(np.flatnonzero(self.slots.in_flight))
+        self.slots.take_back(None)  # the count may have been interrupted, too
         self._interrupted = False
-        self._unfinished = None
 
     # --- steps ---------------------------------------------------------------------
 
@@ -110,20 +111,29 @@ class Driver:
         objects = self.actions.write(actions, ids)
         try:
             self._start_step(ids, op, objects)
-        except BaseException:
-            self._interrupted = True
+        except UsageError:
+            raise  # objects that cannot be sent; nothing was handed over
+        except BaseException as exc:
+            self._note_break(exc)
             raise
 
+    def _note_break(self, exc: BaseException) -> None:
+        """Notes that a call was cut off: what is in flight now belongs to nobody."""
+        self._interrupted = True
+        if isinstance(exc, BrokenError):
+            self.state = EngineState.BROKEN
+
     def _start_step(self, ids: Array | None, op: int, objects: Any) -> None:
-        if self._any_prepared:
+        if objects is not None:
+            # Before the ops: a worker that is busy with other envs may see those now.
+            self.backend.send_action_objects(objects)
+        if self._any_prepared and self._prepared[... if ids is None else ids].any():
             # Stepped on past an end whose reset was prepared.
-            self._set_prepared(None, False)
+            self._set_prepared(ids, False)
             self.predictor.note_wrong_guess()
         else:
             self.predictor.note_step()
         self._hand_over(ids, op)
-        if objects is not None:
-            self.backend.send_action_objects(objects)
         self.backend.submit(None if ids is None else ids.tolist())
 
     def _hand_over(self, ids: Array | None, op: int, *, in_rows: bool = True) -> None:
@@ -148,39 +158,27 @@ class Driver:
 
         After a timeout, the same call goes on waiting for the step under way.
         """
+        call = ("step", op == _AUTORESET)
         if self.slots.num_in_flight:
-            self._check_resumes(actions, ids)
-        else:
-            self.start_step(actions, ids, op)
-        done = self.backend.all_done
-        return self._finish(("step", ids), ids, done, deadline, "step", for_all=True)
-
-    def _finish(
-        self,
-        call: Any,
-        ids: Array | None,
-        done: Callable[[], bool],
-        deadline: Deadline,
-        during: str,
-        *,
-        for_all: bool = False,
-    ) -> list[EnvFailure]:
-        """Waits for envs that were handed over, and takes them back."""
+            self._check_resumes(call, actions, ids)
         try:
-            self._wait(done, deadline, during, for_all=for_all)
-            self._unfinished = None
+            if not self.slots.num_in_flight:
+                self.start_step(actions, ids, op)
+            self._wait(self.backend.all_done, deadline, "step", for_all=True)
             return self.take(ids)
         except RecvTimeout:
             self._unfinished = (call, ids)
             raise
-        except BaseException:
-            # Above all Ctrl-C: what is in flight now belongs to nobody.
-            self._interrupted = True
+        except UsageError:
+            raise  # nothing was handed over
+        except BaseException as exc:
+            self._note_break(exc)
             raise
 
-    def _check_resumes(self, actions: Any, ids: Array | None) -> None:
+    def _check_resumes(self, call: tuple[str, bool], actions: Any, ids: Array | None) -> None:
         """Checks that a step is the one whose results are still awaited."""
-        if self._unfinished is None or self._unfinished[0][0] != "step":
+        if self._unfinished is None or self._unfinished[0] != call:
+            self.check_no_reset("step")
             self.slots.check_idle(None, "step")
         under_way = self.slots.in_flight
         same = under_way.all() if ids is None else (np.flatnonzero(under_way).tolist() == list(ids))
@@ -192,6 +190,14 @@ class Driver:
 
     # --- resets --------------------------------------------------------------------
 
+    def check_no_reset(self, verb: str) -> None:
+        """Raises `PendingCallError` if a reset is under way after its timeout."""
+        if self._unfinished is not None and self._unfinished[0][0] == "reset":
+            raise PendingCallError(
+                f"cannot {verb}: a reset is still under way after its timeout; call reset"
+                " again to wait for it"
+            )
+
     def reset(
         self,
         ids: Array | None,
@@ -201,18 +207,28 @@ class Driver:
     ) -> list[EnvFailure]:
         """Resets envs (``None``: all) and waits for them; returns failures."""
         call = ("reset", None if ids is None else ids.tolist(), seeds, kwargs)
-        started: Array
+        started: Array | None = None
         if self._unfinished is not None and _are_same(self._unfinished[0], call):
             started = self._unfinished[1]
         else:
             if self._unfinished is not None:
                 self.drop_in_flight(deadline)
             self.slots.check_idle(ids, "reset")
-            started = self._start_reset(ids, seeds, kwargs)
-        if not len(started):
-            return []
-        status = self.arrays.status
-        return self._finish(call, started, lambda: bool(status[started].all()), deadline, "reset")
+        try:
+            if started is None:
+                started = self._start_reset(ids, seeds, kwargs)
+            if not len(started):
+                return []
+            self._wait(lambda: bool(self.arrays.status[started].all()), deadline, "reset")
+            return self.take(started)
+        except RecvTimeout:
+            self._unfinished = (call, started)
+            raise
+        except UsageError:
+            raise  # options that cannot be sent; nothing was handed over
+        except BaseException as exc:
+            self._note_break(exc)
+            raise
 
     def _start_reset(
         self,
@@ -221,18 +237,6 @@ class Driver:
         kwargs: Sequence[Mapping[str, Any]] | None,
     ) -> Array:
         """Starts what a reset needs; returns the envs that have to be waited for."""
-        try:
-            return self._start_reset_of(ids, seeds, kwargs)
-        except BaseException:
-            self._interrupted = True
-            raise
-
-    def _start_reset_of(
-        self,
-        ids: Array | None,
-        seeds: Sequence[int | None] | None,
-        kwargs: Sequence[Mapping[str, Any]] | None,
-    ) -> Array:
         every = np.arange(self.slots.num_envs) if ids is None else ids
         plain = seeds is None and kwargs is None
         self.predictor.note_reset(plain=plain)
@@ -249,12 +253,17 @@ class Driver:
             return every
         count = len(every)
         self._hand_over(every, _RESET, in_rows=False)
-        self.backend.submit_resets(
-            every.tolist(),
-            [None] * count if seeds is None else seeds,
-            [{}] * count if kwargs is None else kwargs,
-            prepared.tolist(),
-        )
+        try:
+            self.backend.submit_resets(
+                every.tolist(),
+                [None] * count if seeds is None else seeds,
+                [{}] * count if kwargs is None else kwargs,
+                prepared.tolist(),
+            )
+        except UsageError:
+            self.slots.take_back(every)
+            self._set_prepared(every, prepared)
+            raise
         return every
 
     def forget_prepared(self) -> None:
@@ -285,9 +294,8 @@ class Driver:
             came = self.backend.wait(done, deadline, for_all=for_all)
         except WorkerDied as died:
             self.state = EngineState.BROKEN
-            ready = np.flatnonzero(self.slots.in_flight & (self.arrays.status == _READY))
-            if len(ready) and not self._interrupted:
-                died.batch = self.gather.batch(ready)
+            if not self._interrupted:
+                self._keep_finished(died, after_reset=during == "reset")
             raise
         if not came:
             missing = np.flatnonzero(self.slots.in_flight & (self.arrays.status == 0))
@@ -295,13 +303,31 @@ class Driver:
                 waiting_for=missing.tolist(), timeout=deadline.timeout_s, during=during
             )
 
+    def _keep_finished(self, died: WorkerDied, *, after_reset: bool) -> None:
+        """Gives the error what other envs had finished by then."""
+        ready = np.flatnonzero(self.slots.in_flight & ((self.arrays.status & _READY) != 0))
+        ops = self._last_op[ready] if self._common_op is None else self._common_op
+        ready = ready[np.broadcast_to((ops == _RESET) == after_reset, ready.shape)]
+        failures = self._take_rows(ready)
+        died.failures = tuple(env_error(failure) for failure in failures)
+        well = ready[~np.isin(ready, [failure.env_id for failure in failures])]
+        if len(well):
+            died.batch = self.gather.batch(well, after_reset=after_reset)
+
     def take(self, ids: Array | None) -> list[EnvFailure]:
         """Takes ready envs (``None``: all) back; returns what failed."""
         if ids is not None and len(ids) == self.slots.num_envs:
             ids = None
-        return self._take_rows(ids)
+        try:
+            return self._take_rows(ids)
+        except RecvTimeout:
+            raise
+        except BaseException as exc:
+            self._note_break(exc)
+            raise
 
     def _take_rows(self, ids: Array | None) -> list[EnvFailure]:
+        self._unfinished = None
         failures: list[EnvFailure] = []
         if self.backend.has_notes():
             notes = self.backend.take_notes()

@@ -9,9 +9,9 @@ What TorchRL calls on these classes, and when, decides their shape: a bare env g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
@@ -23,10 +23,12 @@ from torchrl.envs.common import _EnvPostInit
 
 from shoal.adapters.gymnasium import GymnasiumFactory
 from shoal.engine import Engine
+from shoal.errors import EnvError
 from shoal.torchrl.infos import InfoReaders
 from shoal.torchrl.masks import rows_to_reset, rows_to_step
 from shoal.torchrl.options import BatchOptions, as_list, kwargs_per_worker
 from shoal.torchrl.rollout import rollout_into_buffers
+from shoal.torchrl.roots import carry_over, complete, repeat_idle, set_entry
 from shoal.torchrl.specs import SpaceCodec
 from shoal.torchrl.tables import Tables
 
@@ -160,23 +162,29 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
 
     def _read_spaces(self) -> SpaceCodec:
         if self._metadata_from_workers:
-            engine = self._running()
-            spaces = [
-                engine.call(name, env_ids=[0])[0] for name in ("observation_space", "action_space")
-            ]
-            self._name = engine.call("spec", env_ids=[0])[0]
+            try:
+                spaces = [self._ask(name) for name in ("observation_space", "action_space")]
+                self._env_text = self._ask("spec.id", "__str__", "__class__.__name__")
+            except BaseException:
+                self.close(raise_if_closed=False)
+                raise
         else:
             env = self._factories()[0]()
             try:
                 spaces = [env.observation_space, env.action_space]
-                self._name = getattr(env.env, "spec", None) or env.env
+                self._env_text = text_of(env.env)
             finally:
                 env.close()
-        self._env_text = str(getattr(self._name, "id", self._name))
-        del self._name
         return SpaceCodec(
             *spaces, categorical_action_encoding=self._options.categorical_action_encoding
         )
+
+    def _ask(self, *names: str) -> Any:
+        """Returns the first of these attributes that the running env 0 has."""
+        for name in names[:-1]:
+            with suppress(EnvError):
+                return self._running().call(name, env_ids=[0])[0]
+        return self._running().call(names[-1], env_ids=[0])[0]
 
     def _set_specs(self) -> None:
         num_envs, codec = self.num_workers, self._codec
@@ -298,9 +306,7 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
         return {**self.__dict__, "_engine": None, "_tables": None}
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(\n\tenv={self._env_text},\n\tbatch_size={self.batch_size})"
-        )
+        return f"{type(self).__name__}(\n\tenv={self._env_text},\n\tbatch_size={self.batch_size})"
 
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Merges keyword arguments into those of each env; used at the next start.
@@ -362,12 +368,10 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
             return self._infos.read(self._td(tables.stepped()), tables, 0)
         engine.step_rows({path: rows[ids] for path, rows in actions.items()}, ids, autoreset=False)
         stepped = self._infos.read(self._td(tables.stepped()), tables, 0)
-        # Rows that did not step repeat what the caller has, and zeros where he has none.
-        idle = torch.ones(engine.num_envs, dtype=torch.bool, device=self.device)
-        idle[torch.from_numpy(ids)] = False
-        before = tensordict.select(*stepped.keys(True, True), strict=False)
-        repeated = stepped.apply(torch.zeros_like).update(before)
-        return torch.where(~idle, stepped, repeated)
+        moved = torch.zeros(engine.num_envs, dtype=torch.bool, device=self.device)
+        moved[torch.from_numpy(ids)] = True
+        repeat_idle(stepped, tensordict, moved)
+        return stepped
 
     @classmethod
     def _complete_done(cls, done_spec: Composite, data: TensorDictBase) -> TensorDictBase:
@@ -394,26 +398,21 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
             or self._infos.needs_dicts
             or type(tensordict) is not TensorDict
             or self.device != tensordict.device
+            or tensordict._has_names()
         )
         if special or not tensordict._tensordict.keys().isdisjoint(("_step", "next")):
             return super().step_and_maybe_reset(tensordict)  # type: ignore[no-any-return]
         self._assert_tensordict_shape(tensordict)
         engine, tables = self._started()
         engine.step_rows(self._encode(tensordict, engine), autoreset=True)
-        following = tables.present(none_at_end=True)
-        next_root = self._td(following)
+        next_root = self._td(tables.present(none_at_end=True))
         set_entry(tensordict, "next", self._td(tables.stepped()))
-        # Everything else in the root is carried over, as step_mdp does it.
-        for key, value in tensordict._tensordict.items():
-            if key not in following and key not in ("next", "reward", "_reset"):
-                set_entry(next_root, key, value)
+        carry_over(tensordict, next_root, tables.fresh_rows)
         return tensordict, next_root
 
     # --- reset ---------------------------------------------------------------------
 
-    def _reset(
-        self, tensordict: TensorDictBase | None = None, **kwargs: Any
-    ) -> TensorDictBase:
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         engine, tables = self._started()
         ids = rows_to_reset(tensordict, engine.num_envs)
         per_env = reset_kwargs(kwargs, engine.num_envs)
@@ -422,6 +421,13 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
                 per_env = [per_env[i] for i in ids]
             engine.reset_rows(ids, kwargs=per_env)
         return self._infos.read(self._td(tables.present()), tables, 1)
+
+    def _reset_proc_data(
+        self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        if tensordict is not None and tensordict.get("_reset", None) is not None:
+            complete(tensordict, tensordict_reset)
+        return super()._reset_proc_data(tensordict, tensordict_reset)
 
     # --- rollout -------------------------------------------------------------------
 
@@ -448,9 +454,15 @@ class BatchedEnv(EnvBase, metaclass=_BatchedMeta):  # type: ignore[misc]
         return super().rollout(max_steps, policy, callback, **kw)
 
 
-def set_entry(tensordict: TensorDict, key: str, value: Any) -> None:
-    """Sets an entry whose batch size and device are known to fit."""
-    tensordict._set_str(key, value, validated=True, inplace=False, non_blocking=False)
+def text_of(env: Any) -> str:
+    """Returns what messages call an env: its id, or what it says of itself."""
+    spec = getattr(env, "spec", None)
+    if spec is not None:
+        return str(getattr(spec, "id", spec))
+    try:
+        return str(env)
+    except Exception:  # noqa: BLE001  border: the env is foreign code, and this only a name
+        return type(env).__name__
 
 
 def reset_kwargs(kwargs: dict[str, Any], num_envs: int) -> list[dict[str, Any]] | None:

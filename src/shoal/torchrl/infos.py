@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, lazy_stack
 from torchrl.envs.gym_like import BaseInfoDictReader, default_info_dict_reader
@@ -80,8 +81,7 @@ class InfoReaders:
                 found = reader(dict(info), row)
                 row = row if found is None else found
             rows.append(row)
-        stacked = lazy_stack(rows, 0).contiguous()
-        return stacked
+        return lazy_stack(rows, 0).contiguous()
 
 
 def _leaves_of(reader: Any, spec: Any) -> dict[LeafPath, ArraySpec] | None:
@@ -106,12 +106,12 @@ def _learn(reader: Any, build_env: Callable[[], GymnasiumEnv]) -> None:
         action = env.action_space.sample()
         info = env.step(action)[4]
         reader.reset()
-        reader(_as_arrays(info), TensorDict({}))
+        reader(_numbers_of(info), TensorDict({}))
     finally:
         env.close()
 
 
-def _as_arrays(info: dict[str, Any]) -> dict[str, Any]:
-    import numpy as np
-
-    return {key: np.asarray(value) for key, value in info.items()}
+def _numbers_of(info: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries that are numbers or arrays of them, as arrays."""
+    arrays = {key: np.asarray(value) for key, value in info.items()}
+    return {key: array for key, array in arrays.items() if array.dtype.kind in "biufc"}

@@ -107,5 +107,3 @@ def kwargs_per_worker(
             " give one per worker, or one for all"
         )
     return [dict(kwargs) for kwargs in given]
-
-

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict
+from tensordict import TensorDict
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import _make_compatible_policy
+
+from shoal.torchrl.roots import carry_over
 
 if TYPE_CHECKING:
     from shoal.torchrl.batched import BatchedEnv
@@ -63,7 +65,7 @@ def rollout_into_buffers(
         return None
     buffers = _Buffers(env, max_steps)
     if given is not None and not buffers.holds_only_own(given):
-        return None  # entries of the caller's own are carried along by EnvBase
+        return None
     is_random = policy is None
     if not is_random:
         policy = _make_compatible_policy(
@@ -168,23 +170,33 @@ class _Buffers:
         self._resets: list[list[tuple[int, Array, Array]]] = [[] for _ in self._leaves]
         self._own = {*_FLAGS, *(key for key, _, _ in self._leaves)}
         self._extras: dict[str, list[Any]] = {}
+        # What a policy has put in place of the env's entries: by key and step.
+        self._changed: dict[str, dict[int, Any]] = {}
 
     def holds_only_own(self, root: Any) -> bool:
         """Returns whether a root holds just what an env returns, and perhaps a mask."""
-        return bool(self._own <= set(root.keys()) <= self._own | {"_reset"})
+        return (
+            type(root) is TensorDict
+            and root.device == self._env.device
+            and not root._has_names()
+            and bool(self._own <= set(root.keys()) <= self._own | {"_reset"})
+        )
 
-    def fill(self, policy: Any, root: Any, *, is_random: bool) -> Any:
+    def fill(self, policy: Any, root: TensorDict, *, is_random: bool) -> Any:
         """Steps to the end and returns the data."""
         first = {key: root.get(key) for key in self._own}
         for t in range(self._max_steps):
             if is_random:
                 root = sample(self._action_spec)
             else:
-                chosen = policy(root)
-                if chosen is not root:
-                    root.update(chosen)
-                if t == 0 and "next" in root.keys():
-                    return _stack_steps(self._env, root, policy, self._max_steps)
+                self._act(policy, root, t)
+                if "next" in root.keys():
+                    if t == 0:
+                        return _stack_steps(self._env, root, policy, self._max_steps)
+                    raise RuntimeError(
+                        f"the policy wrote into 'next' at step {t}, but not at the first step;"
+                        " all steps of a rollout have the same keys"
+                    )
             for key, value in root.items():
                 if key not in self._own:
                     self._extras.setdefault(key, []).append(value)
@@ -195,8 +207,22 @@ class _Buffers:
             if not last:
                 self._keep_resets(t)
                 if not is_random:
+                    before = root
                     root = self._env._td(self._tables.present(none_at_end=True))
+                    carry_over(before, root, self._tables.fresh_rows)
         return self._finish(first)
+
+    def _act(self, policy: Any, root: TensorDict, t: int) -> None:
+        """Lets a policy act, and notes where it changed what the env had returned."""
+        entries = root._tensordict
+        shown = [(key, entries[key], _version(entries[key])) for key in self._own]
+        chosen = policy(root)
+        if chosen is not root:
+            root.update(chosen)
+        for key, value, version in shown:
+            now = entries.get(key)
+            if now is not value or version is None or value._version != version:
+                self._changed.setdefault(key, {})[t] = now
 
     def _keep_resets(self, t: int) -> None:
         gather = self._engine.gatherer
@@ -221,8 +247,18 @@ class _Buffers:
         following["terminated"] = terminated
         following["truncated"] = truncated
         following["done"] = terminated | truncated
+        for key, changes in self._changed.items():
+            steps = list(root[key].unbind(1))
+            for t, value in changes.items():
+                steps[t] = value
+            root[key] = torch.stack(steps, 1)
         data = TensorDict._new_unsafe(root, batch_size=size)
         for key, values in self._extras.items():
+            if len(values) != self._max_steps:
+                raise RuntimeError(
+                    f"the policy wrote {key!r} at some steps only; all steps of a rollout have"
+                    " the same keys"
+                )
             data.set(key, torch.stack(values, 1))
         data.set("next", TensorDict._new_unsafe(following, batch_size=size))
         return data
@@ -239,4 +275,9 @@ def _stack_steps(env: BatchedEnv, root: Any, policy: Any, max_steps: int) -> Any
         else:
             step, root = env.step_and_maybe_reset(root)
             steps.append(step)
-    return LazyStackedTensorDict.maybe_dense_stack(steps, 1)
+    return torch.stack(steps, 1)
+
+
+def _version(value: torch.Tensor) -> int | None:
+    """Returns how often a tensor was written to, ``None`` if that is not counted."""
+    return None if value.is_inference() else value._version

@@ -59,6 +59,11 @@ class Tables:
                     break
                 self.plain.append((path[0], *pair))
 
+    @property
+    def fresh_rows(self) -> Array | None:
+        """Bool ``[N]``: whose present observation is that of a reset; ``None`` for nobody."""
+        return self._gather.is_fresh if self._gather.any_fresh else None
+
     # --- what a step returned ------------------------------------------------------
 
     def stepped(self) -> Tensors:
@@ -152,4 +157,3 @@ def put(found: Tensors, path: tuple[str, ...], value: Any, size: torch.Size) -> 
             inner[name] = child
         inner = inner[name]
     inner[last] = value
-

@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Returns the worker that holds an env."""
         ...
 
-    def resubmit(self) -> None:
+    def resubmit(self, deadline: Deadline) -> None:
         """Asks again for whatever was written but perhaps not asked for.
 
         After an interrupt nobody knows how far `submit` came. Asking twice is harmless:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -10,7 +10,7 @@ import cloudpickle
 from shoal.engine.core.layout import Arrays, Status
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, Returned, SeedEnvs
 from shoal.engine.spec import EnvSpec, LeafPath, describe_path
-from shoal.engine.worker.host import Host, build_envs
+from shoal.engine.worker.host import Host, build_envs, own_copy
 from shoal.errors import EnvError, SpecError, StartError
 
 if TYPE_CHECKING:
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
     from shoal.engine.env import Env, EnvFactory
 
-__all__ = ["LocalHost", "agree_on_spec", "build_here", "env_error", "start_error"]
+__all__ = [
+    "LocalHost",
+    "agree_on_spec",
+    "build_here",
+    "close_envs",
+    "env_error",
+    "start_error",
+]
 
 
 def agree_on_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
@@ -29,7 +36,7 @@ def agree_on_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
     """
     first = specs[0]
     for env_id, spec in enumerate(specs):
-        if spec is first or spec == first:
+        if spec is first:
             continue
         for root in ("observation", "action", "info"):
             _compare(root, getattr(first, root), getattr(spec, root), env_id)
@@ -85,7 +92,7 @@ def _load_exception(failure: EnvFailure) -> BaseException | None:
         return None
     try:
         exception = cloudpickle.loads(failure.exception)
-    except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, IndexError, TypeError):
+    except Exception:  # noqa: BLE001 - border: a foreign class is rebuilt here
         return None  # its text and traceback are there
     return exception if isinstance(exception, BaseException) else None
 
@@ -98,10 +105,16 @@ def build_here(factories: Sequence[EnvFactory], first_id: int) -> list[Env]:
     """
     envs, failure = build_envs(factories, range(first_id, first_id + len(factories)))
     if failure is not None:
-        for env in envs:
-            env.close()
+        close_envs(envs)
         raise start_error(failure)
     return envs
+
+
+def close_envs(envs: Sequence[Env]) -> None:
+    """Closes envs that are given up; what one raises does not spare the others."""
+    for env in envs:
+        with contextlib.suppress(Exception):  # the error that led here is the one to tell
+            env.close()
 
 
 class LocalHost:
@@ -162,6 +175,9 @@ class LocalHost:
 
     def drop_pending(self) -> None:
         """Drops what an interrupt left undone: nobody else will do it."""
+        if self._host is not None:
+            self._host.forget()
+        self.notes.clear()
         self._arrays.op[self._own] = 0
         self._arrays.status[self._own] = int(Status.READY)
 
@@ -178,5 +194,19 @@ class LocalHost:
     def _publish(self, host: Host, indices: Sequence[int]) -> None:
         host.publish(indices)
         if host.notes:
-            self.notes.update(host.notes)
+            self.notes.update(_own_notes(host.notes))
             host.notes = {}
+
+
+def _own_notes(notes: Mapping[int, EnvNotes]) -> dict[int, EnvNotes]:
+    """Returns copies: nothing was pickled on the way, and an env may reuse what it returned."""
+    return {
+        env_id: EnvNotes(
+            observation=own_copy(note.observation),
+            reset_observation=own_copy(note.reset_observation),
+            info=own_copy(note.info),
+            reset_info=own_copy(note.reset_info),
+            failure=note.failure,
+        )
+        for env_id, note in notes.items()
+    }

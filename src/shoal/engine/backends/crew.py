@@ -7,7 +7,7 @@ processes, channels, bells and the slab. Does not know what rows mean.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from shoal.engine.core.messages import (
     LeaveLoop,
 )
 from shoal.engine.system.bell import Bell
-from shoal.engine.system.channel import Channel, ChannelClosed
+from shoal.engine.system.channel import Channel, ChannelClosed, dumps
 from shoal.engine.system.memory import Slab
 from shoal.engine.system.poller import Poller
 from shoal.engine.system.process import ServerProcess, StartMethod
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Crew"]
 
+_NUM_START_MESSAGES = 2  # `BuildEnvs` and `AttachSlab`, which nobody counts
 _WORKER_ENTRY = "shoal.engine.worker.loop:main"
 
 
@@ -100,17 +101,17 @@ class Crew:
             crew = cls(ranges)
             undo.callback(crew.close, Deadline.after(0))
             crew._start_processes(factories, method, deadline)
-            for worker, channel in zip(crew.workers, crew.channels, strict=True):
-                channel.send(
-                    BuildEnvs(
-                        worker_id=worker.worker_id,
-                        env_ids=tuple(worker.env_ids),
-                        factories=b"" if packed is None else packed[worker.worker_id],
-                        keep_infos=keep_infos,
-                        may_spin=worker.worker_id < num_spinning,
-                    ),
-                    deadline,
+            for worker in crew.workers:
+                command = BuildEnvs(
+                    worker_id=worker.worker_id,
+                    env_ids=tuple(worker.env_ids),
+                    factories=b"" if packed is None else packed[worker.worker_id],
+                    keep_infos=keep_infos,
+                    may_spin=worker.worker_id < num_spinning,
                 )
+                # One that has ended will be told with its exit code, below.
+                with suppress(ChannelClosed):
+                    crew.channels[worker.worker_id].send(command, deadline)
             built = crew._wait_for_each(Built, deadline)
             specs = [spec for reply in built for spec in reply.specs]
             spec = agree_on_spec([*specs, *more_specs])
@@ -149,7 +150,8 @@ class Crew:
         engine = self.engine_bell
         for channel, bell in zip(self.channels, self.bells, strict=True):
             fds = [self.slab.fd, bell.fd, bell.ring_fd, engine.fd, engine.ring_fd]
-            channel.send(AttachSlab(layout), deadline, fds)
+            with suppress(ChannelClosed):
+                channel.send(AttachSlab(layout), deadline, fds)
         self._wait_for_each(Attached, deadline)
 
     def _wait_for_each(self, kind: type, deadline: Deadline) -> list[Any]:
@@ -163,7 +165,7 @@ class Crew:
                 replies[worker_id] = message
 
         self.on_message = keep
-        while len(replies) < len(self.workers):
+        while len(replies) < len(self.workers) or any(w.pid is None for w in self.workers):
             if not self.wait(deadline) and deadline.expired():
                 missing = [w.worker_id for w in self.workers if w.worker_id not in replies]
                 raise TimeoutError(
@@ -197,9 +199,10 @@ class Crew:
         """Hands every message of a worker that is here to ``on_message``."""
         channel = self.channels[worker_id]
         try:
-            while (found := channel.poll_recv()) is not None:
+            while (found := channel.peek()) is not None:
                 if self.on_message is not None:
                     self.on_message(worker_id, found[0])
+                channel.drop()
         except ChannelClosed:
             # The exit code comes from the server; this descriptor stays readable for
             # ever, so it is no longer waited for.
@@ -208,7 +211,7 @@ class Crew:
     def _read_control(self) -> None:
         assert self._server is not None
         try:
-            while (found := self._server.control.poll_recv()) is not None:
+            while (found := self._server.control.peek()) is not None:
                 match found[0]:
                     case Spawned(worker_id, pid):
                         self.workers[worker_id] = replace(self.workers[worker_id], pid=pid)
@@ -216,6 +219,7 @@ class Crew:
                         # A worker's last words are in its channel before it is gone.
                         self.read_channel(worker_id)
                         self.workers[worker_id] = on_exit(self.workers[worker_id], exitcode)
+                self._server.control.drop()
         except ChannelClosed:
             # Without its server no worker lives on.
             self._forget(self._server.control.fileno())
@@ -259,9 +263,11 @@ class Crew:
             if self._server is not None:
                 self._ask_to_leave(deadline)
         finally:
-            if self._server is not None:
-                self._server.stop(Deadline.after(2))
-            self._free()
+            try:
+                if self._server is not None:
+                    self._server.stop(Deadline.after(2))
+            finally:
+                self._free()
 
     def _ask_to_leave(self, deadline: Deadline) -> None:
         self.on_message = None
@@ -270,9 +276,10 @@ class Crew:
             if worker.has_ended:
                 continue
             try:
+                channel.queue_bytes(dumps(LeaveLoop()))
                 self.announce_mail(worker.worker_id)
                 # A worker that does not read is stuck, and is not waited for here.
-                channel.send(LeaveLoop(), deadline.at_most(0.2))
+                channel.flush(deadline.at_most(0.2))
                 bell.ring()
             except (ChannelClosed, TimeoutError):
                 continue
@@ -281,10 +288,12 @@ class Crew:
                 break
 
     def announce_mail(self, worker_id: int) -> None:
-        """Counts a command before it is sent, so that the worker looks for it."""
+        """Tells how many commands were queued; before they are sent, so that the worker,
+        which saves itself a look at the channel, waits for the rest of one it knows of.
+        """
         if self.slab is not None and self.slab.memory is not None and self.layout is not None:
             offset = self.layout.fields["words"].offset + 8 * (8 * worker_id + int(Word.MAIL))
-            count = int.from_bytes(self.slab.memory[offset : offset + 8], "little") + 1
+            count = self.channels[worker_id].num_queued - _NUM_START_MESSAGES
             self.slab.memory[offset : offset + 8] = count.to_bytes(8, "little")
 
     def _free(self) -> None:

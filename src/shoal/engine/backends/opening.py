@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.engine.backends.common import LocalHost, build_here
+from shoal.engine.backends.common import LocalHost, build_here, close_envs
 from shoal.engine.backends.processes import ProcessBackend
 from shoal.engine.backends.serial import SerialBackend
 from shoal.engine.backends.shared import SharedBackend
@@ -38,9 +38,9 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
     if config.backend == "serial":
         return SerialBackend(factories, keep_infos=config.keep_infos)
     num_envs, requested = len(factories), config.num_processes
+    num_workers = choose_num_workers(num_envs, requested, count_usable_cores())
     are_cheap = all(getattr(factory, "is_cheap", False) for factory in factories)
     if not caller_shares_work(config.caller_steps, num_envs, requested, are_cheap=are_cheap):
-        num_workers = choose_num_workers(num_envs, requested, count_usable_cores())
         return _open_processes(factories, num_workers, config, ())
     # The caller is one of the cores' workers, or one more than was asked for.
     num_shares = choose_num_workers(
@@ -52,8 +52,7 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
         specs = [env.spec for env in envs]
         remote = _open_processes(factories[:first], num_shares - 1, config, specs)
     except BaseException:
-        for env in envs:
-            env.close()
+        close_envs(envs)
         raise
     local = LocalHost(envs, first, remote.arrays, keep_infos=config.keep_infos)
     return SharedBackend(remote, local)

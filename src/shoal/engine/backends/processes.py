@@ -23,7 +23,8 @@ from shoal.engine.core.messages import (
     CallEnvs,
     Command,
     EnvNotes,
-    Notes,
+    PackedNotes,
+    PackedReturned,
     ResetEnvs,
     Returned,
     SeedEnvs,
@@ -36,12 +37,13 @@ from shoal.engine.core.spinning import (
     engine_may_spin,
     spinning_is_safe,
 )
-from shoal.engine.system.channel import ChannelClosed
+from shoal.engine.system.channel import ChannelClosed, dumps, loads
 from shoal.engine.system.cores import count_usable_cores
-from shoal.errors import BrokenError, RecvTimeout
+from shoal.engine.worker.host import describe_failure
+from shoal.errors import BrokenError, RecvTimeout, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shoal.engine.env import EnvFactory
     from shoal.engine.spec import EnvSpec, LeafPath
@@ -64,18 +66,38 @@ class _Inbox:
     def __init__(self, num_workers: int) -> None:
         self.notes: dict[int, EnvNotes] = {}
         self.notes_taken = [0] * num_workers
-        self.returned: dict[int, list[Returned]] = {}
+        self.returned: dict[int, dict[int, Returned]] = {}
 
     def take(self, worker_id: int, message: Any) -> None:
-        """Keeps one message of a worker."""
+        """Keeps one message of a worker; once more, after an interrupt, does no harm."""
         match message:
-            case Notes(envs):
-                self.notes_taken[worker_id] += 1
-                self.notes.update(envs)
-            case Returned(call_id):
+            case PackedNotes(number, env_ids, notes):
+                if number > self.notes_taken[worker_id]:
+                    self.notes.update(_unpack_notes(env_ids, notes))
+                    self.notes_taken[worker_id] = number
+            case PackedReturned(call_id):
                 # Answers to calls that nobody waits for any more are dropped here.
                 if call_id in self.returned:
-                    self.returned[call_id].append(message)
+                    self.returned[call_id][worker_id] = _unpack_returned(message)
+
+
+def _unpack_notes(env_ids: Sequence[int], packed: bytes) -> Mapping[int, EnvNotes]:
+    try:
+        notes: Mapping[int, EnvNotes] = loads(packed)
+    except Exception as exc:  # noqa: BLE001 - border: foreign objects are rebuilt here
+        return {
+            env_id: EnvNotes(failure=describe_failure(env_id, "receive its result", exc))
+            for env_id in env_ids
+        }
+    return notes
+
+
+def _unpack_returned(answer: PackedReturned) -> Returned:
+    try:
+        return Returned(answer.call_id, loads(answer.values), answer.failures)
+    except Exception as exc:  # noqa: BLE001 - border: foreign objects are rebuilt here
+        failed = [describe_failure(i, "receive the call's result", exc) for i in answer.env_ids]
+        return Returned(answer.call_id, {}, (*answer.failures, *failed))
 
 
 class ProcessBackend:
@@ -157,8 +179,12 @@ class ProcessBackend:
             if words[asleep] or not self._trust_flags:
                 bell.ring()
 
-    def resubmit(self) -> None:
+    def resubmit(self, deadline: Deadline) -> None:
         """Asks every worker again; rows that were carried out have no op any more."""
+        for worker_id, channel in enumerate(self._crew.channels):
+            # A message that was cut off in the middle; the worker waits for its rest.
+            if channel.has_unsent:
+                self._flush(worker_id, deadline)
         self.submit(None)
 
     def submit_resets(
@@ -172,32 +198,57 @@ class ProcessBackend:
         by_worker: dict[int, list[int]] = {}
         for k, env_id in enumerate(env_ids):
             by_worker.setdefault(self._worker_of[env_id], []).append(k)
-        for worker_id, ks in by_worker.items():
-            command = ResetEnvs(
+        commands = {
+            worker_id: ResetEnvs(
                 tuple(int(env_ids[k]) for k in ks),
                 tuple(seeds[k] for k in ks),
                 tuple(kwargs[k] for k in ks),
                 tuple(undo_prepared[k] for k in ks),
             )
-            self._post(worker_id, command, Deadline.after(60))
+            for worker_id, ks in by_worker.items()
+        }
         self._during = "reset"
+        self._post_all(commands.items(), "the arguments of reset", Deadline.after(60))
 
     def send_action_objects(self, actions: Mapping[int, Mapping[LeafPath, Any]]) -> None:
         """Sends action leaves without a fixed shape, before `submit`."""
         by_worker: dict[int, dict[int, Mapping[LeafPath, Any]]] = {}
         for env_id, leaves in actions.items():
             by_worker.setdefault(self._worker_of[env_id], {})[env_id] = leaves
-        for worker_id, mine in by_worker.items():
-            self._post(worker_id, SetActions(mine), Deadline.after(60))
+        commands = [(worker_id, SetActions(mine)) for worker_id, mine in by_worker.items()]
+        self._post_all(commands, "the actions", Deadline.after(60))
 
-    def _post(self, worker_id: int, command: Command, deadline: Deadline) -> None:
-        self._crew.announce_mail(worker_id)
+    def _post_all(
+        self, commands: Iterable[tuple[int, Command]], what: str, deadline: Deadline
+    ) -> None:
+        """Sends one message per worker, or none at all.
+
+        Raises:
+            UsageError: they cannot be pickled. Nothing was sent.
+        """
+        try:
+            packed = [(worker_id, dumps(command)) for worker_id, command in commands]
+        except Exception as exc:
+            raise UsageError(
+                f"{what} cannot be sent to a worker process: {type(exc).__name__}: {exc}"
+            ) from exc
+        for worker_id, body in packed:
+            self._crew.channels[worker_id].queue_bytes(body)
+            self._flush(worker_id, deadline)
+
+    def _flush(self, worker_id: int, deadline: Deadline) -> None:
+        channel = self._crew.channels[worker_id]
         # It wakes up from the socket alone, and reads while we still write.
         try:
-            self._crew.channels[worker_id].send(command, deadline)
-        except ChannelClosed:
+            self._crew.announce_mail(worker_id)
+            channel.flush(deadline)
+            # What it said meanwhile was read here, and will not wake us any more.
+            self._crew.read_channel(worker_id)
+        except ChannelClosed as exc:
             self._raise_death(deadline)
-            raise
+            raise BrokenError(
+                f"Worker {worker_id} has hung up. The engine is broken: close it."
+            ) from exc
         except TimeoutError as exc:
             raise BrokenError(
                 f"Worker {worker_id} did not take a message within {deadline.timeout_s:g} s:"
@@ -282,9 +333,13 @@ class ProcessBackend:
         for worker_id, word in enumerate(self._notes_words):
             # Announced before the rows were published, so what is missing is on its way.
             while self._inbox.notes_taken[worker_id] < words[word]:
-                self._crew.wait(deadline)
-                if self._crew.workers[worker_id].has_ended:
+                # Perhaps it was read already, and will not wake us.
+                self._crew.read_channel(worker_id)
+                if self._inbox.notes_taken[worker_id] == words[word]:
                     break
+                if self._crew.workers[worker_id].has_ended:
+                    break  # what it said before was read when its end was
+                self._crew.wait(deadline)
                 if deadline.expired():
                     raise RecvTimeout(waiting_for=(), timeout=60, during=self._during)
         notes, self._inbox.notes = self._inbox.notes, {}
@@ -296,18 +351,16 @@ class ProcessBackend:
         """Sends one command per worker, then waits for all the answers."""
         pending = list(commands)
         call_id = pending[0][1].call_id
-        answers = self._inbox.returned[call_id] = []
+        answers = self._inbox.returned[call_id] = {}
         try:
             self._during = "seed" if isinstance(pending[0][1], SeedEnvs) else "call"
-            for worker_id, command in pending:
-                self._post(worker_id, command, deadline)
+            self._post_all(pending, "the arguments of the call", deadline)
             if not self.wait(lambda: len(answers) == len(pending), deadline):
-                heard = {env_id for answer in answers for env_id in answer.values}
-                ids = [i for _, command in pending for i in command.env_ids if i not in heard]
+                ids = [i for w, command in pending if w not in answers for i in command.env_ids]
                 raise RecvTimeout(waiting_for=ids, timeout=deadline.timeout_s, during=self._during)
         finally:
             del self._inbox.returned[call_id]
-        return answers
+        return list(answers.values())
 
     # --- end -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.engine.backends.common import LocalHost, agree_on_spec, build_here
+from shoal.engine.backends.common import LocalHost, agree_on_spec, build_here, close_envs
 from shoal.engine.core.layout import plan_layout, view_arrays
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class SerialBackend:
             self.arrays = view_arrays(layout, np.zeros(layout.nbytes, np.uint8))
             self._host = LocalHost(envs, 0, self.arrays, keep_infos=keep_infos)
         except BaseException:
-            for env in envs:
-                env.close()
+            close_envs(envs)
             raise
 
     @property
@@ -87,7 +86,7 @@ class SerialBackend:
         """Carries out the commands, here and now."""
         return [self._host.answer(command) for _, command in commands]
 
-    def resubmit(self) -> None:
+    def resubmit(self, deadline: Deadline) -> None:
         """Drops what an interrupt left undone: the caller was the worker."""
         self._host.drop_pending()
 

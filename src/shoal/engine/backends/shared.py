@@ -105,10 +105,10 @@ class SharedBackend:
         answers = self._remote.call(iter(theirs), deadline) if theirs else []
         return answers + [self._local.answer(command) for command in mine]
 
-    def resubmit(self) -> None:
+    def resubmit(self, deadline: Deadline) -> None:
         """Asks the workers again; drops what an interrupt left undone here."""
         self._local.drop_pending()
-        self._remote.resubmit()
+        self._remote.resubmit(deadline)
 
     def close(self, deadline: Deadline) -> None:
         """Ends everything. May be called again."""

@@ -55,7 +55,7 @@ def _cast(
             # Rounding is accepted, overflow is not.
             same = np.isfinite(cast) == np.isfinite(array)
         else:
-            same = cast.astype(array.dtype) == array
+            same = (cast.real if target == "c" else cast).astype(array.dtype) == array
             if target in "iu" and source in "iu":
                 # A negative number and a huge one can share their bits.
                 same &= (cast < 0) == (array < 0)

@@ -27,7 +27,8 @@ __all__ = [
     "EnvNotes",
     "LeaveLoop",
     "Left",
-    "Notes",
+    "PackedNotes",
+    "PackedReturned",
     "Reply",
     "ResetEnvs",
     "Returned",
@@ -156,10 +157,18 @@ class EnvNotes:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
-    """Goes out before the rows it belongs to are published."""
+class PackedNotes:
+    """Goes out before the rows it belongs to are published.
 
-    envs: Mapping[int, EnvNotes]
+    Attributes:
+        number: counts them, from 1.
+        notes: a pickled mapping from env id to `EnvNotes`. Pickled apart, because it
+            may hold what cannot be rebuilt on the other side.
+    """
+
+    number: int
+    env_ids: tuple[int, ...]
+    notes: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +181,20 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedReturned:
+    """The same on its way; ``values`` are pickled apart, as those of `PackedNotes`."""
+
+    call_id: int
+    env_ids: tuple[int, ...]
+    values: bytes
+    failures: tuple[EnvFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """The worker has closed its envs and ends now."""
 
     failures: tuple[EnvFailure, ...] = ()
 
 
-Reply = Built | BuildFailed | Attached | Notes | Returned | Left
+Reply = Built | BuildFailed | Attached | PackedNotes | PackedReturned | Left

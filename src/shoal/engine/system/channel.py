@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.engine.core.deadline import Deadline
 
-__all__ = ["Channel", "ChannelClosed", "dumps"]
+__all__ = ["Channel", "ChannelClosed", "dumps", "loads"]
 
 _HEADER = struct.Struct("<QI")  # length of the body, number of descriptors with it
 _CHUNK = 1 << 20
@@ -45,8 +45,39 @@ def dumps(message: object) -> bytes:
         return bytes(cloudpickle.dumps(message))
 
 
+def loads(body: bytes) -> Any:
+    """Returns what `dumps` pickled."""
+    return pickle.loads(body)
+
+
+class _Outgoing:
+    """One message, and how much of it is out: the sum of ``sent``."""
+
+    __slots__ = ("fds", "number", "parts", "sent")
+
+    def __init__(self, number: int, parts: list[memoryview], fds: Sequence[int]) -> None:
+        self.number = number
+        self.parts = parts
+        self.fds = fds
+        self.sent: list[int] = []
+
+    def rest(self) -> memoryview | None:
+        """Returns what to send next, or ``None`` if everything is out."""
+        at = sum(self.sent)
+        for part in self.parts:
+            if at < len(part):
+                return part[at : at + _CHUNK]
+            at -= len(part)
+        return None
+
+
 class Channel:
     """One end of a two-way stream of pickled messages.
+
+    Ctrl-C may come at any point, above all in a system call, which is where the time
+    goes. So nothing is lost or doubled between a call and the note of what it did: both
+    happen in one call into C, and a message is dropped from the stream only after it
+    was handed on.
 
     Attributes:
         sock: the socket, for polling.
@@ -54,9 +85,10 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._buffer = bytearray()
+        self._received: list[tuple[Any, Any, int, Any]] = []  # what `recvmsg` returned
         self._fds: deque[int] = deque()
-        self._inbox: deque[tuple[bytes, list[int]]] = deque()
+        self._outgoing: deque[_Outgoing] = deque()
+        self._num_sent = 0
         self._at_end = False
 
     @classmethod
@@ -74,35 +106,57 @@ class Channel:
 
         Raises:
             ChannelClosed: the other side is gone.
-            TimeoutError: it did not take the message in time; the stream is then
-                broken in the middle of a message and must be closed.
+            TimeoutError: it did not take the message in time; the rest goes out
+                before the next message, or with `flush`.
         """
         body = dumps(message)
         self.send_bytes(body, deadline, fds)
 
     def send_bytes(self, body: bytes, deadline: Deadline, fds: Sequence[int] = ()) -> None:
         """Sends one pickled message; see `send`."""
-        header = _HEADER.pack(len(body), len(fds))
-        parts = header + body if len(body) < _CHUNK else header
-        self._send_all(memoryview(parts), deadline, fds)
-        if parts is header:
-            self._send_all(memoryview(body), deadline, ())
+        self.queue_bytes(body, fds)
+        self.flush(deadline)
 
-    def _send_all(self, data: memoryview, deadline: Deadline, fds: Sequence[int]) -> None:
-        ancillary: list[tuple[int, int, Any]] = []
-        if fds:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        while data:
+    def queue_bytes(self, body: bytes, fds: Sequence[int] = ()) -> None:
+        """Puts one pickled message behind those that `flush` has still to send."""
+        header = _HEADER.pack(len(body), len(fds))
+        parts = [header + body] if len(body) < _CHUNK else [header, body]
+        number = self.num_queued + 1
+        self._outgoing.append(_Outgoing(number, [memoryview(part) for part in parts], fds))
+
+    @property
+    def num_queued(self) -> int:
+        """How many messages were queued so far, those included that are out."""
+        return self._outgoing[-1].number if self._outgoing else self._num_sent
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a `send` was cut off before the other side had taken everything."""
+        return bool(self._outgoing)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Sends what is queued; after an interrupt, from where it was cut off.
+
+        Raises: as `send`.
+        """
+        flags = [socket.MSG_DONTWAIT]
+        while self._outgoing:
+            first = self._outgoing[0]
+            rest = first.rest()
+            if rest is None:
+                self._num_sent = first.number
+                self._outgoing.popleft()
+                continue
+            ancillary: list[tuple[int, int, Any]] = []
+            if first.fds and not first.sent:
+                ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", first.fds))]
             try:
-                sent = self.sock.sendmsg([data[:_CHUNK]], ancillary, socket.MSG_DONTWAIT)
+                first.sent.extend(map(self.sock.sendmsg, [[rest]], [ancillary], flags))
             except BlockingIOError:
                 self._wait(select.POLLIN | select.POLLOUT, deadline, "send")
                 self._read_available()
-                continue
             except OSError as exc:
                 raise ChannelClosed(str(exc)) from exc
-            ancillary = []
-            data = data[sent:]
 
     def recv(self, deadline: Deadline) -> tuple[Any, list[int]]:
         """Waits for one message and returns it with its descriptors.
@@ -123,15 +177,33 @@ class Channel:
         Raises:
             ChannelClosed: as for `recv`.
         """
-        if not self._inbox:
+        found = self.peek()
+        if found is not None:
+            self.drop()
+        return found
+
+    def peek(self) -> tuple[Any, list[int]] | None:
+        """Returns what `poll_recv` would, and leaves it there until `drop`."""
+        size, num_fds = self._first_message()
+        if not size:
             self._read_available()
-        if self._inbox:
-            # Unpickled only now: a message that cannot be is out of the way already.
-            body, fds = self._inbox.popleft()
-            return pickle.loads(body), fds
-        if self._at_end:
-            raise ChannelClosed("the other side is gone")
-        return None
+            size, num_fds = self._first_message()
+        if not size:
+            if self._at_end:
+                raise ChannelClosed("the other side is gone")
+            return None
+        try:
+            message = pickle.loads(self._received[0][0][_HEADER.size : size])
+        except Exception:
+            self.drop()  # one that cannot be rebuilt must not bar the way
+            raise
+        return message, [self._fds.popleft() for _ in range(num_fds)]
+
+    def drop(self) -> None:
+        """Takes the message that `peek` returned out of the stream."""
+        size, _ = self._first_message()
+        rest = self._received[0][0][size:]
+        self._received[:1] = [(rest, (), 0, None)] if rest else []
 
     def _wait(self, events: int, deadline: Deadline, verb: str) -> None:
         if self._at_end:
@@ -142,18 +214,17 @@ class Channel:
             raise TimeoutError(f"channel {verb} took longer than {deadline.timeout_s:g} s")
 
     def _read_available(self) -> None:
+        flags = socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        space = socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE)
         while not self._at_end:
             try:
-                data, ancillary, _, _ = self.sock.recvmsg(
-                    _CHUNK,
-                    socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE),
-                    socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0),
-                )
+                self._received.extend(map(self.sock.recvmsg, [_CHUNK], [space], [flags]))
             except BlockingIOError:
-                break
+                return
             except OSError:
                 self._at_end = True
-                break
+                return
+            data, ancillary, _, _ = self._received[-1]
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     received = array.array("i")
@@ -161,25 +232,30 @@ class Channel:
                     self._fds.extend(received)
             if not data:
                 self._at_end = True
-            self._buffer += data
             if len(data) < _CHUNK:
-                break
-        self._split()
+                return
 
-    def _split(self) -> None:
-        start = 0
-        while len(self._buffer) - start >= _HEADER.size:
-            length, num_fds = _HEADER.unpack_from(self._buffer, start)
-            stop = start + _HEADER.size + length
-            if len(self._buffer) < stop:
-                break
-            with memoryview(self._buffer) as view:
-                body = bytes(view[start + _HEADER.size : stop])
-            fds = [self._fds.popleft() for _ in range(num_fds)]
-            self._inbox.append((body, fds))
-            start = stop
-        if start:
-            del self._buffer[:start]
+    def _first_message(self) -> tuple[int, int]:
+        """Returns size and descriptors of the first message; 0 unless all of it is here.
+
+        If it is, it lies in one piece at the start of what was received.
+        """
+        available = sum(len(received[0]) for received in self._received)
+        if available < _HEADER.size:
+            return 0, 0
+        if len(self._received[0][0]) < _HEADER.size:
+            self._join()
+        length, num_fds = _HEADER.unpack_from(self._received[0][0])
+        size = _HEADER.size + int(length)
+        if available < size:
+            return 0, 0
+        if len(self._received[0][0]) < size:
+            self._join()
+        return size, num_fds
+
+    def _join(self) -> None:
+        joined = b"".join([received[0] for received in self._received])
+        self._received[:] = [(memoryview(joined), (), 0, None)]
 
     def hang_up(self) -> None:
         """Ends the stream for every process that holds a copy of this end."""
@@ -189,8 +265,5 @@ class Channel:
     def close(self) -> None:
         """Closes this process's copy of this end. May be called again."""
         self.sock.close()
-        for _, fds in self._inbox:
-            self._fds.extend(fds)
-        self._inbox.clear()
         while self._fds:
             os.close(self._fds.popleft())

@@ -5,10 +5,12 @@ Knows processes and deadlines. Does not know what workers do.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,10 +125,16 @@ def _exec(ours: Channel, theirs: Channel) -> ServerProcess:
 
 def _fork(ours: Channel, theirs: Channel, inherited: Any) -> ServerProcess:
     parent_pid = os.getpid()
+    for stream in (sys.stdout, sys.stderr):
+        # What is still buffered would be written once more by every process below.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
     pid = os.fork()
     if pid:
         return ServerProcess(ours, pid, None)
     try:
+        # The caller's exit handlers are his: they remove his temporary files, for one.
+        atexit._clear()
         ours.close()
         serve(theirs, parent_pid, inherited)
     finally:

@@ -7,8 +7,10 @@ nothing else is caught.
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -23,7 +25,7 @@ from shoal.errors import SpecError
 if TYPE_CHECKING:
     from shoal.engine.env import Env, EnvFactory
 
-__all__ = ["Host", "build_envs", "describe_failure"]
+__all__ = ["Host", "build_envs", "describe_failure", "own_copy"]
 
 _STEP, _STEP_PREPARE, _RESET = int(Op.STEP), int(Op.STEP_PREPARE), int(Op.RESET)
 _READY, _FAILED, _RESET_DONE = int(Status.READY), int(Status.FAILED), int(Status.RESET_DONE)
@@ -100,6 +102,7 @@ class Host:
         ]
         self._action_is_leaf = all(env.build_action is None for env in envs)
         self._action_objects: dict[int, Mapping[LeafPath, Any]] = {}
+        self._unbuilt: dict[int, Callable[[Any], Any]] = {}  # stand-ins for steps that cannot be
         self._info_writers, self._reset_info_writers = (
             [
                 (path, leaf_writer(rows[path][own], leaf, describe_path("info", path)), leaf)
@@ -157,6 +160,11 @@ class Host:
         statuses = [special.get(i, _READY) for i in indices]
         self._status[... if whole else indices] = statuses
 
+    def forget(self) -> None:
+        """Forgets what was run and not published: an interrupt came in between."""
+        self.notes = {}
+        self._reset_done.clear()
+
     def set_action_objects(self, actions: Mapping[int, Mapping[LeafPath, Any]]) -> None:
         """Keeps the action leaves without a fixed shape for the next step."""
         self._action_objects.update(actions)
@@ -177,11 +185,19 @@ class Host:
             columns.append(own.tolist() if as_ints else list(own))
         if self._action_is_leaf:
             return columns[0]
-        builds = [self.envs[i].build_action for i in indices]
+        self._unbuilt = {}
         return [
-            leaves[0] if build is None else build(leaves)
-            for build, leaves in zip(builds, zip(*columns, strict=True), strict=True)
+            self._build_action(i, leaves)
+            for i, leaves in zip(indices, zip(*columns, strict=True), strict=True)
         ]
+
+    def _build_action(self, i: int, leaves: Sequence[Any]) -> Any:
+        build = self.envs[i].build_action
+        try:
+            return leaves[0] if build is None else build(leaves)
+        except Exception as exc:  # noqa: BLE001 - border: foreign code
+            self._unbuilt[i] = partial(_raise, exc)
+            return None
 
     def _step(self, indices: Sequence[int], ops: bytes) -> None:
         whole = indices is self._all
@@ -189,12 +205,16 @@ class Host:
             # Most steps end no episode, so the flags are cleared together, set singly.
             self._clear_ends(... if whole else indices)
             self._has_ends = not whole
-        if whole:
-            calls: Any = zip(indices, self._steps, self._writes, strict=True)
+        actions = self._take_actions(indices)
+        if self._unbuilt:
+            steps = {i: self._unbuilt.get(i, self._steps[i]) for i in indices}
+            calls: Any = ((i, steps[i], self._writes[i]) for i in indices)
+        elif whole:
+            calls = zip(indices, self._steps, self._writes, strict=True)
         else:
             calls = ((i, self._steps[i], self._writes[i]) for i in indices)
         rewards, wants_info = self._rewards, self._wants_info
-        for (i, step, write), action in zip(calls, self._take_actions(indices), strict=True):
+        for (i, step, write), action in zip(calls, actions, strict=True):
             try:
                 observation, reward, terminated, truncated, info = step(action)
                 write(observation)
@@ -232,6 +252,10 @@ class Host:
     def _reset_finished(self, i: int, *, guessed: bool) -> None:
         if guessed:
             self._rng_states[i] = self.envs[i].save_rng()
+        if (note := self.notes.get(self.first_id + i)) is not None:
+            # Not in the rows, so not copied yet.
+            note.observation = own_copy(note.observation)
+            note.info = own_copy(note.info)
         try:
             observation, info = self._resets[i]()
             self._write_reset(i, observation, info)
@@ -326,6 +350,18 @@ class Host:
         """Closes every env, whatever the others raise."""
         ids = [self.first_id + i for i in self._all]
         return self.for_each(ids, "close", lambda _, env: env.close())[1]
+
+
+def own_copy(value: Any) -> Any:
+    """Returns a deep copy, for whom the env may not change it any more."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - border: a lock or a window is handed on itself
+        return value
+
+
+def _raise(exc: Exception, _action: Any) -> None:
+    raise exc
 
 
 def _look_up(info: Any, path: LeafPath, leaf: ArraySpec) -> Any:

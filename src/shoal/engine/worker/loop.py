@@ -25,9 +25,9 @@ from shoal.engine.core.messages import (
     EnvNotes,
     LeaveLoop,
     Left,
-    Notes,
+    PackedNotes,
+    PackedReturned,
     ResetEnvs,
-    Returned,
     SeedEnvs,
     SetActions,
 )
@@ -61,10 +61,14 @@ def main(channel: Channel, inherited: Any) -> None:
 
 
 def _work(channel: Channel, build: BuildEnvs, inherited: Any) -> None:
-    if inherited is None:
-        factories = cloudpickle.loads(build.factories)
-    else:
+    if inherited is not None:
         factories = [inherited[env_id] for env_id in build.env_ids]
+    else:
+        try:
+            factories = cloudpickle.loads(build.factories)
+        except Exception as exc:  # noqa: BLE001 - border: what they need may be missing here
+            channel.send(BuildFailed(describe_failure(build.env_ids[0], "build", exc)), NEVER)
+            return
     envs, failure = build_envs(factories, build.env_ids)
     try:
         if failure is not None:
@@ -197,16 +201,18 @@ class _Loop:
         host = self._host
         if host.notes:
             # The message must be on its way before the rows it belongs to are seen.
-            message = self._pack_notes(host.notes)
-            self._words[self._base + _NOTES] += 1
+            number = self._words[self._base + _NOTES] + 1
+            message = self._pack_notes(number, host.notes)
+            self._words[self._base + _NOTES] = number
             self._ring_if_asleep()
             self._channel.send_bytes(message, NEVER)
         host.publish(indices)
         host.notes = {}
 
-    def _pack_notes(self, notes: dict[int, EnvNotes]) -> bytes:
+    def _pack_notes(self, number: int, notes: dict[int, EnvNotes]) -> bytes:
+        env_ids = tuple(notes)
         try:
-            return dumps(Notes(notes))
+            return dumps(PackedNotes(number, env_ids, dumps(notes)))
         except Exception:  # noqa: BLE001 - values may refuse to be pickled
             for env_id, note in notes.items():
                 try:
@@ -214,7 +220,7 @@ class _Loop:
                 except Exception as exc:  # noqa: BLE001 - values may refuse to be pickled
                     failure = describe_failure(env_id, "send its result", exc)
                     notes[env_id] = EnvNotes(failure=failure)
-            return dumps(Notes(notes))
+            return dumps(PackedNotes(number, env_ids, dumps(notes)))
 
     def _reply(self, requested: int) -> None:
         self._seen = requested
@@ -277,9 +283,9 @@ class _Loop:
     def _answer(self, command: CallEnvs | SeedEnvs) -> None:
         values, failures = self._host.carry_out(command)
         try:
-            answer = dumps(Returned(command.call_id, values, tuple(failures)))
+            packed = dumps(values)
         except Exception as exc:  # noqa: BLE001 - values may refuse to be pickled
-            ids = command.env_ids
-            failed = tuple(describe_failure(i, "send the call's result", exc) for i in ids)
-            answer = dumps(Returned(command.call_id, {}, failed))
-        self._channel.send_bytes(answer, NEVER)
+            failures += [describe_failure(i, "send the call's result", exc) for i in values]
+            packed = dumps({})
+        answer = PackedReturned(command.call_id, tuple(values), packed, tuple(failures))
+        self._channel.send(answer, NEVER)

@@ -1,0 +1,101 @@
+"""What results keep of the TensorDict that a call was given.
+
+Knows TensorDicts and the rules of ``step_mdp``, of partial resets and of partial steps.
+Does not know envs or the engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
+
+from shoal.torchrl.tables import as_non_tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["carry_over", "complete", "repeat_idle", "set_entry"]
+
+_LEFT_BEHIND = frozenset({"next", "reward", "_reset"})
+
+
+def carry_over(before: TensorDict, root: TensorDict, fresh: np.ndarray[Any, Any] | None) -> None:
+    """Adds to a new root what the one before has and the env does not return.
+
+    These are the action and whatever a policy or a caller has put there. As in TorchRL
+    they are zeros for envs that were reset, unless all were.
+
+    Args:
+        before: the root that was acted on.
+        root: the new one.
+        fresh: bool ``[N]``, the envs that were reset; ``None`` if there are none.
+    """
+    keep = None
+    if fresh is not None and fresh.any() and not fresh.all():
+        keep = torch.from_numpy(~fresh)
+    others = {key: v for key, v in before._tensordict.items() if key not in _LEFT_BEHIND}
+    _add_missing(others, root, keep)
+
+
+def _add_missing(others: dict[str, Any], root: TensorDict, keep: torch.Tensor | None) -> None:
+    mine = root._tensordict
+    for key, value in others.items():
+        present = mine.get(key)
+        if present is None:
+            set_entry(root, key, _kept(value, keep))
+        elif type(present) is TensorDict and type(value) is TensorDict:
+            _add_missing(value._tensordict, present, keep)
+
+
+def _kept(value: Any, keep: torch.Tensor | None) -> Any:
+    """Returns an entry for the next root, zero in all rows but those in ``keep``."""
+    if is_tensor_collection(value):
+        # Not the same object: what is written into it later must not show here.
+        return value.copy() if keep is None else value.where(keep, value.empty(), pad=0)
+    if keep is None:
+        return value
+    rows = keep.to(value.device).reshape(-1, *[1] * (value.ndim - 1))
+    return torch.where(rows, value, value.new_zeros(()))
+
+
+def repeat_idle(stepped: TensorDict, before: TensorDictBase, moved: torch.Tensor) -> None:
+    """Puts what a root says into the rows of a step's results that did not step.
+
+    Where the root has no such entry, or one of another shape, there are zeros; and
+    ``None`` in place of objects.
+
+    Args:
+        stepped: the results; changed.
+        before: the root.
+        moved: bool ``[N]``, the rows that did step.
+    """
+    for key, value in list(stepped._tensordict.items()):
+        old = before.get(key, None)
+        if isinstance(value, NonTensorStack):
+            olds = [None] * len(moved) if old is None else old.tolist()
+            rows = zip(moved.tolist(), value.tolist(), olds, strict=True)
+            set_entry(stepped, key, as_non_tensor([new if m else old for m, new, old in rows]))
+        elif isinstance(value, TensorDict):
+            repeat_idle(value, value.empty() if old is None else old, moved)
+        else:
+            fits = old is not None and old.shape == value.shape and old.dtype == value.dtype
+            rows = moved.reshape(-1, *[1] * (value.ndim - 1))
+            old = old if fits else torch.zeros_like(value)
+            set_entry(stepped, key, torch.where(rows, value, old))
+
+
+def complete(given: TensorDictBase, present: TensorDictBase) -> None:
+    """Adds to a root, which is about to be reset in part, what it lacks of the present.
+
+    So the rows outside the mask show what the envs last returned, not zeros.
+    """
+    for key, value in present.items():
+        if key not in given.keys():  # noqa: SIM118, a TensorDict refuses `in`
+            given.set(key, value.clone())
+
+
+def set_entry(tensordict: TensorDict, key: str, value: Any) -> None:
+    """Sets an entry whose batch size and device are known to fit."""
+    tensordict._set_str(key, value, validated=True, inplace=False, non_blocking=False)
