@@ -21,6 +21,7 @@ one sentence of facts, one of likely cause, one of next step:
 
 from __future__ import annotations
 
+import pickle
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,7 @@ class EnvError(ShoalError):
     def __reduce__(self) -> tuple[Any, ...]:
         # `failures` holds the error itself, and a batch is data for the caller here.
         state = {**self.__dict__, "failures": self.failures[1:], "batch": None}
-        return (_rebuild_env_error, (self.args, state, self.__cause__))
+        return (_rebuild_env_error, (self.args, state, _if_picklable(self.__cause__)))
 
     @classmethod
     def of_many(cls, failures: Sequence[EnvError]) -> EnvError:
@@ -160,6 +161,14 @@ class EnvError(ShoalError):
             others = ", ".join(str(failure.env_id) for failure in rest)
             first.add_note(f"Envs {others} failed in the same call; see `failures`.")
         return first
+
+
+def _if_picklable(cause: BaseException | None) -> BaseException | None:
+    try:
+        pickle.dumps(cause)
+    except Exception:  # noqa: BLE001 - border: a foreign class; its text is kept elsewhere
+        return None
+    return cause
 
 
 def _rebuild_env_error(

@@ -23,9 +23,9 @@ LEAVES = {
 INFO = {("count",): ArraySpec((), np.dtype(np.float32))}
 
 
-def _factories():
+def _factories(work_s):
     """Episodes of several lengths; some envs raise now and then."""
-    script = ScriptedFactory(observation=LEAVES, info=INFO)
+    script = ScriptedFactory(observation=LEAVES, info=INFO, work_s=work_s)
     return [
         replace(
             script,
@@ -142,8 +142,9 @@ def _by_env(batch):
 @pytest.mark.parametrize("backend", PROCESSES)
 def test_same_calls_same_results(backend, seed):
     histories = []
+    work_s = 0.0007 * (seed // 2)  # enough for the worker to publish each by itself
     for options in (SERIAL, PROCESSES[backend]):
-        with Engine(_factories(), keep_infos=bool(seed % 2), **options) as engine:
+        with Engine(_factories(work_s), keep_infos=bool(seed % 2), **options) as engine:
             histories.append(Schedule(engine, seed).run(60))
     expected, actual = histories
     assert len(actual) == len(expected)

@@ -24,9 +24,8 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "serial": (SerialEnv, {}),
     "1 process": (ParallelEnv, {"num_processes": 1}),
     "2 processes": (ParallelEnv, {"num_processes": 2}),
-    "caller steps": (ParallelEnv, {}),
+    "caller steps": (ParallelEnv, {"caller_steps": True}),
 }
-PARALLEL = [way for way in WAYS if way != "serial"]
 
 
 def open_env(way: str, num_envs: int, maker: Any, **options: Any) -> Any:

@@ -50,6 +50,10 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         self.is_closed = True
 
 
+def counting_from_a_table(table: Any) -> CountingEnv:
+    return CountingEnv(start=int(table.sum()))
+
+
 class FaultyEnv(CountingEnv):
     """Raises or dies where its action or its options say so."""
 

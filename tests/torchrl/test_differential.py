@@ -9,7 +9,6 @@ import pytest
 import torch
 from batched_cases import (
     SEED,
-    WAYS,
     Log,
     assert_same_logs,
     open_env,
@@ -78,7 +77,7 @@ def steps(env: Any, log: Log) -> None:
 def steps_and_resets(env: Any, log: Log) -> None:
     log.add("seed", env.set_seed(SEED))
     root = log.add("reset", env.reset())
-    for t in range(60):
+    for t in range(40):
         root = env.rand_action(root)
         if t == 5:
             root["more"] = torch.arange(N)
@@ -222,12 +221,16 @@ def bare_halves(env: Any, log: Log) -> None:
     root = go_on(root, 10)
 
 
-def past_an_end_by_surprise(env: Any, log: Log) -> None:
-    """Resets come after the ends for long, and then once one does not come."""
+def rows_that_wait_for_others(env: Any, log: Log) -> None:
+    """Resets are prepared by now; an ended row waits for its own while others step on."""
     env = TransformedEnv(env, StepCounter())
     log.add("seed", env.set_seed(SEED))
     log.add("transformed", env.rollout(200, break_when_any_done=False)[:, ::10])
+    for _ in range(3):
+        log.add("all", env.rollout(60, break_when_all_done=True))
+        log.add("nonstop", env.rollout(60, break_when_any_done=False))
     log.add("seeded at an end", env.reset(seed=3))
+    log.add("goes on", env.rollout(20))
 
 
 EVERYTHING: tuple[Callable[[Any, Log], None], ...] = (
@@ -241,7 +244,7 @@ EVERYTHING: tuple[Callable[[Any, Log], None], ...] = (
     seeded_resets,
     on_past_the_end,
     bare_halves,
-    past_an_end_by_surprise,
+    rows_that_wait_for_others,
 )
 
 
@@ -274,15 +277,15 @@ def name_of(pair: tuple[str, Any]) -> str:
 
 ON_CARTPOLE = [("cartpole", script) for script in EVERYTHING]
 ON_OTHERS = [
-    (case, script)
-    for case in CASES
-    if case != "cartpole"
-    for script in (steps_and_resets, nonstop_rollouts, breaking_rollouts, transformed)
+    *((case, steps_and_resets) for case in CASES if case != "cartpole"),
+    *((case, nonstop_rollouts) for case in ("pendulum", "pong", "hopper", "minigrid", "taxi")),
+    *((case, breaking_rollouts) for case in ("pendulum", "minigrid", "taxi one-hot")),
+    *((case, transformed) for case in ("pendulum", "minigrid", "cartpole one-hot")),
 ]
 
 
 @pytest.mark.parametrize("reference", ON_CARTPOLE, ids=name_of, indirect=True)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["serial", "2 processes", "caller steps"])
 def test_cartpole(way: str, reference: Any) -> None:
     case, script, wanted = reference
     assert_same_logs(play(ours(way, case), script), wanted)

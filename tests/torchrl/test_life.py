@@ -12,10 +12,11 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from batched_cases import WAYS, assert_same, open_env
-from scripted_envs import CountingEnv, FaultyEnv, SlowEnv, SuicidalEnv
+from scripted_envs import CountingEnv, FaultyEnv, SlowEnv, SuicidalEnv, counting_from_a_table
 from tensordict import TensorDict
 from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv, check_env_specs
 from torchrl.envs import ParallelEnv as TorchRLParallelEnv
@@ -148,7 +149,7 @@ def test_what_collectors_ask_for() -> None:
         serial(TensorDict({}, [2]))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["serial", "2 processes"])
 @pytest.mark.parametrize("state", ["never started", "started", "closed"])
 @pytest.mark.parametrize("how", ["pickle", "cloudpickle", "deepcopy"])
 def test_copies_are_closed_and_work(way: str, state: str, how: str) -> None:
@@ -501,3 +502,10 @@ def _until_answered(call: Any) -> Any:
             return call()
         except RecvTimeout:
             continue
+
+
+@pytest.mark.parametrize("way", ["serial", "2 processes"])
+def test_kwargs_may_hold_arrays(way: str) -> None:
+    kwargs = {"table": np.array([100, 200])}
+    with open_env(way, 3, counting_from_a_table, create_env_kwargs=kwargs) as env:
+        assert values(env.reset()) == [400] * 3

@@ -134,6 +134,21 @@ def test_options_after_prepared_resets(way: str) -> None:
         assert {value % 100 for value in values(root["next"])} == {1}
 
 
+@pytest.mark.parametrize("way", ["serial", "2 processes"])
+@pytest.mark.parametrize("prefetch_resets", [True, False])
+def test_a_caller_who_steps_past_an_end_out_of_the_blue(way: str, prefetch_resets: bool) -> None:
+    """Once at most he gets the next episode instead; never without prepared resets."""
+    with open_env(way, N, CountingEnv, prefetch_resets=prefetch_resets) as base:
+        TransformedEnv(base, RewardSum()).rollout(60, break_when_any_done=False)  # 20 ends
+        for surprise in range(3):
+            start = values(base.reset())[0]
+            seen = [values(base._step(base.rand_action()))[0] - start for _ in range(5)]
+            if prefetch_resets and not surprise:
+                assert seen == [1, 2, 3, 101, 102]
+            else:
+                assert seen == [1, 2, 3, 4, 5]
+
+
 # --- specs ---------------------------------------------------------------------------
 
 

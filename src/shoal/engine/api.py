@@ -222,7 +222,7 @@ class Engine:
         if max_envs is not None and max_envs < wanted:
             raise UsageError(f"max_envs ({max_envs}) is less than min_envs ({wanted})")
         ids = driver.wait_ready(wanted, deadline)[:max_envs]
-        if failures := driver.take(ids):
+        if failures := driver.take(ids, foretells=False):
             raise driver.failure(ids, failures, after_reset=False)
         return driver.gather.batch(None if len(ids) == self.num_envs else ids)
 

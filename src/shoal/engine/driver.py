@@ -314,19 +314,23 @@ class Driver:
         if len(well):
             died.batch = self.gather.batch(well, after_reset=after_reset)
 
-    def take(self, ids: Array | None) -> list[EnvFailure]:
-        """Takes ready envs (``None``: all) back; returns what failed."""
+    def take(self, ids: Array | None, *, foretells: bool = True) -> list[EnvFailure]:
+        """Takes ready envs (``None``: all) back; returns what failed.
+
+        ``foretells``: the predictor learns from it. Not where it depends on the order of
+        arrival which envs are taken together.
+        """
         if ids is not None and len(ids) == self.slots.num_envs:
             ids = None
         try:
-            return self._take_rows(ids)
+            return self._take_rows(ids, foretells=foretells)
         except RecvTimeout:
             raise
         except BaseException as exc:
             self._note_break(exc)
             raise
 
-    def _take_rows(self, ids: Array | None) -> list[EnvFailure]:
+    def _take_rows(self, ids: Array | None, *, foretells: bool = False) -> list[EnvFailure]:
         self._unfinished = None
         failures: list[EnvFailure] = []
         if self.backend.has_notes():
@@ -341,17 +345,17 @@ class Driver:
             failures = [self._failures.pop(i) for i in taken if i in self._failures]
         self.slots.take_back(ids)
         if ids is None and self._common_op is not None:
-            self._note_result(None, self._common_op)
+            self._note_result(None, self._common_op, foretells=foretells)
             return failures
         if self._common_op is not None:
             self._last_op.fill(self._common_op)
         every = np.arange(self.slots.num_envs) if ids is None else ids
         ops = self._last_op[every]
         for op in np.unique(ops):
-            self._note_result(every[ops == op], int(op))
+            self._note_result(every[ops == op], int(op), foretells=foretells)
         return failures
 
-    def _note_result(self, ids: Array | None, op: int) -> None:
+    def _note_result(self, ids: Array | None, op: int, *, foretells: bool) -> None:
         """Notes what the results of one op mean for the next call."""
         status = self.arrays.status
         gather = self.gather
@@ -368,8 +372,9 @@ class Driver:
             gather.set_fresh(ids, False)
             where: Any = slice(None) if ids is None else ids
             arrays = self.arrays
-            ended = arrays.terminated[where].any() or arrays.truncated[where].any()
-            self.predictor.note_ends(any_finished=bool(ended))
+            if foretells:
+                ended = arrays.terminated[where].any() or arrays.truncated[where].any()
+                self.predictor.note_ends(any_finished=bool(ended))
             if op == _PREPARE:
                 self._set_prepared(ids, (status[where] & _RESET_DONE) != 0)
 

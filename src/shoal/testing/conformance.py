@@ -253,21 +253,26 @@ def check_numeric_infos_travel(make_engine: MakeEngine) -> None:
 def check_objects_and_infos_travel(make_engine: MakeEngine) -> None:
     """Leaves without a fixed shape and whole infos arrive, at resets and at ends too."""
     leaves = {("graph",): ObjectSpec("a graph"), ("x",): ArraySpec((2,), np.dtype(np.float32))}
-    script: dict[str, Any] = {
-        "observation": leaves,
-        "episode_length": 2,
-        "action": {("say",): ObjectSpec()},
-    }
-    with make_engine(_factories(**script), keep_infos=True) as engine:
-        batch = engine.reset(seed=1)
-        assert [graph["count"] for graph in batch.observation["graph",]] == [0] * _NUM_ENVS
-        engine.step({("say",): ["a", "b", "c", "d"]})
-        batch = engine.step({("say",): ["a", "bb", "ccc", "dddd"]})
-        assert batch.infos is not None
-        assert [info["action"]["say"] for info in batch.infos] == ["a", "bb", "ccc", "dddd"]
-        assert [graph["count"] for graph in batch.observation["graph",]] == [0] * _NUM_ENVS
-        assert [graph["count"] for graph in batch.final_observation["graph",]] == [2] * _NUM_ENVS
-        assert batch.reward.astype(int).tolist() == [1, 2, 3, 4]
+    for reuses_buffers in (False, True):
+        factories = _factories(
+            observation=leaves,
+            episode_length=2,
+            action={("say",): ObjectSpec()},
+            reuses_buffers=reuses_buffers,
+        )
+        with make_engine(factories, keep_infos=True) as engine:
+            batch = engine.reset(seed=1)
+            assert [graph["count"] for graph in batch.observation["graph",]] == [0] * _NUM_ENVS
+            engine.step({("say",): ["a", "b", "c", "d"]})
+            batch = engine.step({("say",): ["a", "bb", "ccc", "dddd"]})
+            assert batch.infos is not None
+            assert batch.reset_infos is not None
+            assert [info["action"]["say"] for info in batch.infos] == ["a", "bb", "ccc", "dddd"]
+            assert ["action" in info for info in batch.reset_infos] == [False] * _NUM_ENVS
+            graphs, finals = batch.observation["graph",], batch.final_observation["graph",]
+            assert [graph["count"] for graph in graphs] == [0] * _NUM_ENVS
+            assert [graph["count"] for graph in finals] == [2] * _NUM_ENVS
+            assert batch.reward.astype(int).tolist() == [1, 2, 3, 4]
 
 
 # --- ownership ---------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _leaves_of(reader: Any, spec: Any) -> dict[LeafPath, ArraySpec] | None:
         return None
     leaves: dict[LeafPath, ArraySpec] = {}
     for key in reader.keys:
-        leaf = spec[key] if key in spec.keys() else None
+        leaf: Any = spec[key] if key in spec.keys() else None  # noqa: SIM118, it has no `in`
         dtype = getattr(leaf, "dtype", None)
         if not isinstance(key, str) or dtype is None or any(n < 0 for n in leaf.shape):
             return None

@@ -13,22 +13,30 @@ from typing import Any
 
 from shoal.errors import UsageError
 
-__all__ = ["BatchOptions", "as_list", "kwargs_per_worker"]
+__all__ = ["BatchOptions", "as_list", "kwargs_per_reset", "kwargs_per_worker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """What TorchRL's constructors take besides the envs themselves.
+    """What the constructors take besides the envs themselves.
 
     Attributes:
-        num_processes: worker processes; ``None`` for one per usable core.
-        timeout: seconds that a call may wait for envs.
-        shutdown_timeout: seconds that workers may take to end before they are killed.
-        mp_start_method: ``None`` or ``"forkserver"``, ``"spawn"``, ``"fork"``.
+        num_processes: worker processes; ``None`` for one per usable core, and never more
+            than envs. Affinity and cgroup quota count.
+        timeout: seconds that a call may wait for envs; ``None`` for no limit.
+        shutdown_timeout: seconds that envs may take to close before they are killed.
+        mp_start_method: ``"forkserver"`` (the default: forked from a fresh, preloaded
+            interpreter), ``"spawn"`` or ``"fork"``.
         categorical_action_encoding: choices are numbers rather than one-hot.
-        prefetch_resets: prepare resets where they have been seen to follow.
-        memmap: the shared block is a file on disk.
-        caller_steps: the calling thread steps a worker's share; see `EngineConfig`.
+        prefetch_resets: resets may be prepared where they have been seen to follow.
+        caller_steps: the calling thread steps a worker's share of the envs itself, without
+            isolation; ``None``: only for Gymnasium's own small games.
+        memmap: the shared block is a file on disk; with ``shared_memory=False``.
+        shared_memory: the shared block is in memory.
+        pin_memory: must be false, as in TorchRL.
+        allow_step_when_done: must be false, as in TorchRL.
+        share_individual_td: without effect, as are all that follow: they tune mechanisms
+            of TorchRL's own that these classes do not have.
     """
 
     num_processes: int | None = None
@@ -37,11 +45,19 @@ class BatchOptions:
     mp_start_method: str | None = None
     categorical_action_encoding: bool = True
     prefetch_resets: bool = True
-    shared_memory: bool = True
-    memmap: bool = False
     caller_steps: bool | None = None
+    memmap: bool = False
+    shared_memory: bool = True
     pin_memory: bool = False
     allow_step_when_done: bool = False
+    share_individual_td: bool | None = None
+    policy_proof: Any = None
+    num_threads: int | None = None
+    num_sub_threads: int = 1
+    non_blocking: bool | None = None
+    use_buffers: bool | None = None
+    consolidate: bool = True
+    daemon: bool = False
 
     def __post_init__(self) -> None:
         if self.shared_memory and self.memmap:
@@ -54,7 +70,7 @@ class BatchOptions:
             )
 
 
-def as_list(create_env_fn: Any, num_workers: int) -> tuple[list[Any], bool]:
+def as_list(create_env_fn: Any, num_workers: Any) -> tuple[list[Any], bool]:
     """Returns one way to make an env per worker, and whether they are all the same.
 
     Args:
@@ -107,3 +123,23 @@ def kwargs_per_worker(
             " give one per worker, or one for all"
         )
     return [dict(kwargs) for kwargs in given]
+
+
+def kwargs_per_reset(kwargs: dict[str, Any], num_envs: int) -> list[dict[str, Any]] | None:
+    """Returns the keyword arguments of each env's reset, or ``None`` if there are none.
+
+    ``list_of_kwargs`` holds one dict per env; shared arguments win over them.
+
+    Raises:
+        RuntimeError: the list has another length.
+    """
+    shared = {key: value for key, value in kwargs.items() if key != "list_of_kwargs"}
+    listed = kwargs.get("list_of_kwargs")
+    if listed is None:
+        return [shared] * num_envs if shared else None
+    if len(listed) != num_envs:
+        raise RuntimeError(
+            f"list_of_kwargs holds {len(listed)} dicts, but there are {num_envs} envs;"
+            " give one per env"
+        )
+    return [{**own, **shared} for own in listed]

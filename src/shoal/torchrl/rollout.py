@@ -190,7 +190,7 @@ class _Buffers:
                 root = sample(self._action_spec)
             else:
                 self._act(policy, root, t)
-                if "next" in root.keys():
+                if "next" in root._tensordict:
                     if t == 0:
                         return _stack_steps(self._env, root, policy, self._max_steps)
                     raise RuntimeError(

@@ -75,8 +75,8 @@ def repeat_idle(stepped: TensorDict, before: TensorDictBase, moved: torch.Tensor
         old = before.get(key, None)
         if isinstance(value, NonTensorStack):
             olds = [None] * len(moved) if old is None else old.tolist()
-            rows = zip(moved.tolist(), value.tolist(), olds, strict=True)
-            set_entry(stepped, key, as_non_tensor([new if m else old for m, new, old in rows]))
+            choices = zip(moved.tolist(), value.tolist(), olds, strict=True)
+            set_entry(stepped, key, as_non_tensor([new if m else o for m, new, o in choices]))
         elif isinstance(value, TensorDict):
             repeat_idle(value, value.empty() if old is None else old, moved)
         else:

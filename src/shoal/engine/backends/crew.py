@@ -288,8 +288,10 @@ class Crew:
                 break
 
     def announce_mail(self, worker_id: int) -> None:
-        """Tells how many commands were queued; before they are sent, so that the worker,
-        which saves itself a look at the channel, waits for the rest of one it knows of.
+        """Tells a worker how many commands were queued for it.
+
+        Before they are sent: it looks at its channel only if it knows of one there, and
+        then waits for the rest of it.
         """
         if self.slab is not None and self.slab.memory is not None and self.layout is not None:
             offset = self.layout.fields["words"].offset + 8 * (8 * worker_id + int(Word.MAIL))

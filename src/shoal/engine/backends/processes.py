@@ -287,12 +287,13 @@ class ProcessBackend:
                 self._full_fence()
                 if done():
                     break
-                came = self._crew.wait(deadline)
-                if done():
-                    break
+                # Before the wait: an earlier call may have seen it and not minded.
                 if self._crew.first_death() is not None:
                     self._raise_death(deadline)
-                if not came and deadline.expired():
+                came = self._crew.wait(deadline)
+                if not came and deadline.expired() and self._crew.first_death() is None:
+                    if done():
+                        break
                     return False
         finally:
             asleep[0] = 0

@@ -39,10 +39,11 @@ class ChannelClosed(Exception):
 def dumps(message: object) -> bytes:
     """Pickles a message; by value what cannot be imported elsewhere."""
     try:
-        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, AttributeError, TypeError):
-        # Lambdas, closures, classes of the main module.
-        return bytes(cloudpickle.dumps(message))
+        return bytes(cloudpickle.dumps(message))  # lambdas, closures, local classes
+    # What the main module defines is pickled by name, and is not there on the other side.
+    return bytes(cloudpickle.dumps(message)) if b"__main__" in body else body
 
 
 def loads(body: bytes) -> Any:

@@ -101,7 +101,10 @@ def main(control_fd: int, parent_pid: int) -> None:
             importlib.import_module(module)
     for name in ours:
         del os.environ[name]
-    serve(control, parent_pid, inherited=None)
+    try:
+        serve(control, parent_pid, inherited=None)
+    finally:
+        control.close()
 
 
 def serve(control: Channel, parent_pid: int, inherited: Any) -> None:
@@ -224,7 +227,11 @@ def run_worker(entry: str, fd: int, inherited: Any = None) -> None:
     run: Callable[[Channel, Any], None] = getattr(
         importlib.import_module(module_name), function_name
     )
-    run(Channel(socket.socket(fileno=fd)), inherited)
+    channel = Channel(socket.socket(fileno=fd))
+    try:
+        run(channel, inherited)
+    finally:
+        channel.close()
     # os._exit skips these, and an env library may have registered some.
     atexit._run_exitfuncs()
 
