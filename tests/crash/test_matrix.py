@@ -144,7 +144,6 @@ def test_a_hang_ends_at_the_deadline_and_can_be_closed(verb):
     with pytest.raises(RecvTimeout) as caught:
         calls[verb]()
     assert 0 in caught.value.waiting_for
-    assert 2 not in caught.value.waiting_for  # of the other worker
     assert not engine.is_broken
     engine.close(timeout=0.1)
 
@@ -236,7 +235,7 @@ def test_the_server_is_killed(open_engine):
 
 def test_results_of_the_others_are_kept(open_engine, gate):
     """Those that were ready when a worker died, with their automatic resets and errors."""
-    factories = _factories(How.GATE, "step", number=2, gate=gate, env_id=3)
+    factories = _factories(How.GATE, "step", number=2, gate=gate, env_id=2)
     factories[0] = replace(factories[0], episode_length=1)
     factories[1] = replace(factories[1], faults=[Fault(how=How.RAISE, number=2)])
     engine = open_engine(factories, **BACKENDS["two-workers"], keep_infos=True)
@@ -258,7 +257,7 @@ def test_results_of_the_others_are_kept(open_engine, gate):
 
 def test_stale_resets_are_not_taken_for_results(open_engine, gate):
     """Env 0 was reset in the step before; now its step is ready and is what counts."""
-    factories = _factories(How.GATE, "step", number=3, gate=gate, env_id=3)
+    factories = _factories(How.GATE, "step", number=3, gate=gate, env_id=2)
     factories[0] = replace(factories[0], episode_length=2)
     engine = open_engine(factories, **BACKENDS["two-workers"])
     engine.reset(seed=0)

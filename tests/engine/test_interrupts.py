@@ -28,9 +28,13 @@ def _factories(faults=(), env_id=0, **script):
     return factories
 
 
-def _interrupt(call, gate):
-    """Runs ``call`` and sends Ctrl-C to this process once an env stands at the gate."""
-    begins = threading.Event()
+def _interrupt(call, gate, begins=None):
+    """Runs ``call`` and sends Ctrl-C to this process once an env stands at the gate.
+
+    If the gate may be reached before the call, ``begins`` tells when that is under way.
+    """
+    is_told = begins is not None
+    begins = begins or threading.Event()
 
     def wait_and_send():
         begins.wait(timeout=30)
@@ -40,7 +44,8 @@ def _interrupt(call, gate):
     thread = threading.Thread(target=wait_and_send)
     thread.start()
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it may come before the call
-        begins.set()
+        if not is_told:
+            begins.set()
         call()
     thread.join()
     gate.open()
@@ -243,13 +248,26 @@ def test_a_call_interrupted_at_every_line(open_engine, backend):
     _at_every_line(lambda: engine.call("echo", 1), check)
 
 
+class TellsWhenPickled:
+    """Sets an event when it is pickled."""
+
+    def __init__(self, event):
+        self.event = event
+
+    def __reduce__(self):
+        self.event.set()
+        return (str, ("told",))
+
+
 def test_a_long_message_interrupted_in_the_middle(open_engine, gate):
     """The worker does not read, so the message cannot get out before Ctrl-C."""
     factories = _factories([Fault(how=How.GATE, gate=gate)])
     engine = open_engine(factories, **ONE_WORKER)
     engine.reset(seed=0)
     engine.send(NOW[:1], env_ids=[0])
-    _interrupt(lambda: engine.reset(env_ids=[1], options={"blob": bytes(5_000_000)}), gate)
+    begins = threading.Event()
+    options = {"told": TellsWhenPickled(begins), "blob": bytes(5_000_000)}
+    _interrupt(lambda: engine.reset(env_ids=[1], options=options), gate, begins)
     assert engine.reset(seed=1).observation["count",].tolist() == [0] * 4
     assert engine.step(NOW).observation["count",].tolist() == [1] * 4
     assert engine.call("echo", 3) == [3] * 4

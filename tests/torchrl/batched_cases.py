@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 SEED = 7
 
-# Every way in which the engine runs envs. In the last one the calling thread steps some
-# envs itself, which it does only where they are known to be harmless.
+# The ways in which the engine runs envs. In the last one the calling thread steps some of
+# them itself.
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "serial": (SerialEnv, {}),
-    "1 process": (ParallelEnv, {"num_processes": 1}),
     "2 processes": (ParallelEnv, {"num_processes": 2}),
     "caller steps": (ParallelEnv, {"caller_steps": True}),
 }
 
 
 def open_env(way: str, num_envs: int, maker: Any, **options: Any) -> Any:
-    kind, more = WAYS[way]
+    kind, more = WAYS.get(way, (ParallelEnv, {"num_processes": 1}))
     return kind(num_envs, maker, **{**more, **options})
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from batched_cases import (
     SEED,
+    WAYS,
     Log,
     assert_same_logs,
     open_env,
@@ -285,10 +286,16 @@ ON_OTHERS = [
 
 
 @pytest.mark.parametrize("reference", ON_CARTPOLE, ids=name_of, indirect=True)
-@pytest.mark.parametrize("way", ["serial", "2 processes", "caller steps"])
+@pytest.mark.parametrize("way", WAYS)
 def test_cartpole(way: str, reference: Any) -> None:
     case, script, wanted = reference
     assert_same_logs(play(ours(way, case), script), wanted)
+
+
+@pytest.mark.parametrize("reference", [("cartpole", bare_halves)], ids=name_of, indirect=True)
+def test_one_process(reference: Any) -> None:
+    case, script, wanted = reference
+    assert_same_logs(play(ours("1 process", case), script), wanted)
 
 
 @pytest.mark.parametrize("reference", ON_OTHERS, ids=name_of, indirect=True)

@@ -161,7 +161,7 @@ def reference(request: Any) -> tuple[Any, Log]:
 
 
 @pytest.mark.parametrize("reference", POLICIES, ids=lambda f: f.__name__, indirect=True)
-@pytest.mark.parametrize("way", ["serial", "2 processes", "caller steps"])
+@pytest.mark.parametrize("way", WAYS)
 def test_policies(way: str, reference: Any) -> None:
     script, wanted = reference
     assert_same_logs(play(open_env(way, N, "CartPole-v1"), script), wanted)

@@ -8,8 +8,9 @@ to parametrise over.
 Example:
     >>> import functools
     >>> from shoal.engine import Engine
+    >>> make_engine = functools.partial(Engine, backend="serial")
     >>> for check in CHECKS:
-    ...     check(functools.partial(Engine, backend="serial"))
+    ...     check(make_engine)  # doctest: +SKIP
 """
 
 from __future__ import annotations

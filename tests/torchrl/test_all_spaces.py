@@ -74,6 +74,7 @@ OTHER: dict[str, Any] = {
     "nested text": spaces.Dict({"in": spaces.Dict({"say": spaces.Text(6)}), "n": box(np.int64)}),
 }
 EVERYTHING = {**NUMERIC, **OTHER}
+ALL_AT_ONCE = spaces.Dict(NUMERIC)
 
 
 def env_of(way: str, observation: Any, action: Any = None, **options: Any) -> Any:
@@ -144,13 +145,12 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, tuple) else value
 
 
-@pytest.mark.parametrize(
-    ("way", "categorical"), [("serial", True), ("serial", False), ("2 processes", True)]
-)
-@pytest.mark.parametrize("name", NUMERIC)
-def test_specs_tell_the_truth(way: str, name: str, categorical: bool) -> None:
-    space = NUMERIC[name]
+@pytest.mark.parametrize("categorical", [True, False])
+@pytest.mark.parametrize("name", [*NUMERIC, "all at once"])
+def test_specs_tell_the_truth(name: str, categorical: bool) -> None:
+    space = NUMERIC.get(name, ALL_AT_ONCE)
     action = space if name != "Box (0,)" else None
+    way = "serial" if name in NUMERIC else "2 processes"
     with env_of(way, space, action, categorical_action_encoding=categorical) as env:
         check_env_specs(env)
         fake = env.fake_tensordict()
@@ -171,10 +171,12 @@ def test_specs_of_what_is_no_tensor(name: str) -> None:
         check_env_specs(env)
 
 
-@pytest.mark.parametrize("name", NUMERIC)
+@pytest.mark.parametrize("name", [*NUMERIC, "all at once"])
 def test_actions(name: str) -> None:
-    space = NUMERIC[name]
-    with env_of("1 process", box(np.float32, (1,)), space) as env:
+    space = NUMERIC.get(name, ALL_AT_ONCE)
+    with env_of(
+        "serial" if name in NUMERIC else "2 processes", box(np.float32, (1,)), space
+    ) as env:
         td = env.reset()
         for _ in range(3):
             td = env.rand_action(td)
