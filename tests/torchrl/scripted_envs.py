@@ -189,3 +189,18 @@ class KeepingEnv(CountingEnv):
 
     def all_actions(self) -> list[Any]:
         return self.actions
+
+
+class GlobalDice(gymnasium.Env[Any, Any]):
+    """Draws from numpy's global generator, in steps and in resets; episodes of three steps."""
+
+    observation_space = spaces.Box(0.0, 1.0, (1,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return np.random.random_sample(1), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return np.random.random_sample(1), 0.0, self._steps >= 3, False, {}

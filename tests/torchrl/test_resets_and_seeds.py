@@ -14,15 +14,17 @@ from batched_cases import (
     open_env,
     open_reference,
 )
-from scripted_envs import CountingEnv
+from scripted_envs import CountingEnv, GlobalDice
 from torchrl.envs import (
     Compose,
+    GymWrapper,
     InitTracker,
     RewardSum,
     StepCounter,
     TransformedEnv,
     check_env_specs,
 )
+from torchrl.envs import SerialEnv as TorchRLSerialEnv
 from torchrl.envs.transforms import FrameSkipTransform, ObservationNorm
 
 from shoal.adapters.gymnasium import GymnasiumFactory
@@ -47,6 +49,21 @@ def chain() -> dict[Any, Any]:
             found[seed, static] = env.set_seed(seed, static_seed=static)
     env.close()
     return found
+
+
+def test_serial_envs_draw_from_a_global_generator_in_torchrls_order() -> None:
+    reference = TorchRLSerialEnv(N, lambda: GymWrapper(GlobalDice()), shared_memory=False)
+    found = []
+    for env in (reference, open_env("serial", N, GlobalDice)):
+        env.reset()
+        np.random.seed(0)
+        root, seen = env.reset(), []
+        for _ in range(10):
+            step, root = env.step_and_maybe_reset(env.rand_action(root))
+            seen.append(torch.cat([step["next", "observation"], root["observation"]]))
+        found.append(torch.stack(seen))
+        env.close()
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -116,6 +116,7 @@ class Host:
         self._rng_states: list[object] = [None] * len(envs)
         self._reset_done: list[int] = []
         self._has_ends = False
+        self._finished: list[int] = []
 
     # --- rows that the engine asked for through the slab ---------------------------
 
@@ -214,6 +215,7 @@ class Host:
         else:
             calls = ((i, self._steps[i], self._writes[i]) for i in indices)
         rewards, wants_info = self._rewards, self._wants_info
+        self._finished.clear()
         for (i, step, write), action in zip(calls, actions, strict=True):
             try:
                 observation, reward, terminated, truncated, info = step(action)
@@ -229,6 +231,10 @@ class Host:
             except Exception as exc:  # noqa: BLE001 - border: foreign code
                 self._note_failure(i, "step", exc)
                 rewards[i] = 0.0
+        # After all steps, as a caller would do it: envs that draw from one global
+        # generator then draw in the same order as without this.
+        for i in self._finished:
+            self._reset_finished(i, guessed=ops[i] == _STEP_PREPARE)
 
     def _clear_ends(self, indices: Any) -> None:
         self._terminated[indices] = False
@@ -245,9 +251,7 @@ class Host:
         self._terminated[i] = terminated
         self._truncated[i] = truncated
         if op != _STEP:
-            # At once: an env that reuses its buffers may change the terminal
-            # observation now, which has been copied.
-            self._reset_finished(i, guessed=op == _STEP_PREPARE)
+            self._finished.append(i)
 
     def _reset_finished(self, i: int, *, guessed: bool) -> None:
         if guessed:
