@@ -60,7 +60,9 @@ def test_interrupted_while_a_step_is_awaited(open_engine, gate, backend):
     _interrupt(lambda: engine.step(NOW + 100), gate)
     batch = engine.step(NOW + 200)
     assert batch.reward.astype(int).tolist() == (NOW + 200).tolist()
-    assert batch.observation["count",].tolist() == [3] * 4
+    assert batch.observation["count",][:2].tolist() == [3, 3]
+    # Those of the caller may not have come to it.
+    assert all(count in (2, 3) for count in batch.observation["count",][2:])
 
 
 @pytest.mark.parametrize("verb", ["reset", "seed", "call"])
@@ -100,8 +102,8 @@ def test_interrupted_inside_an_env_of_the_caller(open_engine, backend, env_id):
 
 @pytest.mark.parametrize("backend", LOCAL)
 def test_what_ended_or_failed_before_the_interrupt_is_forgotten(open_engine, backend):
-    factories = _factories([Fault(how=How.INTERRUPT)], 3)
-    factories[2] = replace(factories[2], episode_length=1)  # with the caller, as 3 is
+    interrupt = Fault(how=How.INTERRUPT, at="reset", number=2)
+    factories = _factories([interrupt], 3, episode_length=1)  # 2 and 3 are with the caller
     factories[0] = replace(factories[0], faults=[Fault(how=How.RAISE)])
     engine = open_engine(factories, **LOCAL[backend], keep_infos=True)
     engine.reset(seed=0)
@@ -109,8 +111,8 @@ def test_what_ended_or_failed_before_the_interrupt_is_forgotten(open_engine, bac
         engine.step(NOW, autoreset=True)
     batch = engine.step(NOW, autoreset=False)
     assert len(batch.reset_rows) == 0
-    assert batch.terminated.tolist() == [False, False, True, False]
-    assert batch.observation["count",][2] == 1
+    assert batch.terminated[2:].tolist() == [True, False]  # 2 had been reset, 3 had not
+    assert batch.observation["count",][2:].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("backend", LOCAL)

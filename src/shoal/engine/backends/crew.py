@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Crew"]
 
 _NUM_START_MESSAGES = 2  # `BuildEnvs` and `AttachSlab`, which nobody counts
+# A Ctrl-C that comes just before the system call does not end it; so it is noticed soon.
+_LONGEST_WAIT_S = 1.0
 _WORKER_ENTRY = "shoal.engine.worker.loop:main"
 
 
@@ -185,9 +187,10 @@ class Crew:
     def wait(self, deadline: Deadline) -> bool:
         """Waits for a bell, a message or a death; returns whether one came.
 
+        It may return early without one.
         Messages go to ``on_message``; deaths into ``workers``.
         """
-        fds = self._poller.wait_any(deadline)
+        fds = self._poller.wait_any(deadline, _LONGEST_WAIT_S)
         for fd in fds:
             if fd in self._channel_of:
                 self.read_channel(self._channel_of[fd])

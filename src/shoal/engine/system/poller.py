@@ -39,16 +39,20 @@ class Poller:
         with contextlib.suppress(KeyError, FileNotFoundError, ValueError):
             self._poller.unregister(fd)
 
-    def wait_any(self, deadline: Deadline) -> list[int]:
+    def wait_any(self, deadline: Deadline, at_most_s: float = math.inf) -> list[int]:
         """Returns what is readable; the bell too, if it rang. Empty: time is up.
 
         A ring is seen once, also one from before the wait.
+
+        Args:
+            deadline: when to stop waiting.
+            at_most_s: when to look up in between, all the same.
         """
+        left = min(deadline.left_s(), at_most_s)
         if _HAS_EPOLL:
-            left = deadline.left_s()
             events = self._poller.poll(None if left == math.inf else left)
         else:
-            events = self._poller.poll(deadline.left_ms())
+            events = self._poller.poll(None if left == math.inf else math.ceil(left * 1000))
         fds = [fd for fd, _ in events]
         if not _HAS_EPOLL and self._bell.fd in fds:
             self._bell.clear()
