@@ -20,6 +20,7 @@ from shoal.errors import (
     ShoalError,
     SpecError,
     StartError,
+    StartTimeout,
     UsageError,
     WorkerDied,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "ShoalError",
     "SpecError",
     "StartError",
+    "StartTimeout",
     "UsageError",
     "WorkerDied",
     "__version__",

@@ -14,6 +14,7 @@ one sentence of facts, one of likely cause, one of next step:
         SpecError           an array or a space does not fit (also a ValueError)
       EnvError              your environment raised
       StartError            a worker could not build its environments
+        StartTimeout        ... in time (also a TimeoutError)
       BrokenError           the engine cannot go on; close it
         WorkerDied          a worker process has ended
       RecvTimeout           nothing was ready in time; nothing has changed
@@ -39,6 +40,7 @@ __all__ = [
     "ShoalError",
     "SpecError",
     "StartError",
+    "StartTimeout",
     "UsageError",
     "WorkerDied",
 ]
@@ -196,6 +198,10 @@ class StartError(ShoalError):
         if worker_traceback:
             text += f"\n\nIn the worker:\n{worker_traceback.rstrip()}"
         super().__init__(text)
+
+
+class StartTimeout(StartError, TimeoutError):
+    """The environments were not built in time; nothing was started."""
 
 
 class BrokenError(ShoalError):

@@ -45,7 +45,7 @@ def test_no_limit(limit, clock):
     assert (deadline.left_s(), deadline.left_ms(), deadline.expired()) == (math.inf, -1, False)
 
 
-@pytest.mark.parametrize("wrong", [-1, -0.001, math.nan])
+@pytest.mark.parametrize("wrong", [-1, -0.001, math.nan, "soon", [1]])
 def test_wrong_limits_are_refused(wrong):
     with pytest.raises(UsageError, match="timeout"):
         Deadline.after(wrong)

@@ -17,7 +17,14 @@ import pytest
 from shoal.engine import Engine
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.messages import CallEnvs
-from shoal.errors import BrokenError, EnvError, RecvTimeout, StartError, WorkerDied
+from shoal.errors import (
+    BrokenError,
+    EnvError,
+    RecvTimeout,
+    StartError,
+    StartTimeout,
+    WorkerDied,
+)
 from shoal.testing import Fault, How, ScriptedFactory
 from shoal.testing.leaks import look
 
@@ -124,7 +131,7 @@ def test_fault_during_close(backend, how):
 
 @pytest.mark.parametrize("backend", ["two-workers", "fork", "spawn"])
 def test_a_hang_during_build_ends_at_the_deadline(backend):
-    with pytest.raises(TimeoutError, match="start_timeout"):
+    with pytest.raises(StartTimeout, match="start_timeout"):
         Engine(_factories(How.HANG, "build"), **BACKENDS[backend], start_timeout=0.7)
 
 

@@ -8,7 +8,14 @@ import pickle
 import pytest
 
 from shoal import errors
-from shoal.errors import EnvError, RecvTimeout, SpecError, StartError, WorkerDied
+from shoal.errors import (
+    EnvError,
+    RecvTimeout,
+    SpecError,
+    StartError,
+    StartTimeout,
+    WorkerDied,
+)
 
 
 def _examples():
@@ -26,6 +33,7 @@ def _examples():
         EnvError.of_many([env_error, other]),
         EnvError(env_id=0, during="step", cause_text="x"),
         StartError("f", env_id=1, worker_traceback="T"),
+        StartTimeout("g"),
         errors.BrokenError("g"),
         WorkerDied(worker_id=1, env_ids=(2, 3), exitcode=-9, during="step"),
         RecvTimeout(waiting_for=(1, 2), timeout=0.5, during="step"),

@@ -76,7 +76,7 @@ class Engine:
             UsageError: a wrong option, no factory, or one that cannot be pickled.
             StartError: an env could not be built.
             SpecError: the envs do not share their leaves.
-            TimeoutError: they did not stand within ``start_timeout``.
+            StartTimeout: they did not stand within ``start_timeout``.
         """
         self.config = EngineConfig.of(options)
         factories = list(factories)

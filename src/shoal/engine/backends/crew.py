@@ -31,7 +31,7 @@ from shoal.engine.system.memory import Slab
 from shoal.engine.system.poller import Poller
 from shoal.engine.system.process import ServerProcess, StartMethod
 from shoal.engine.system.server import Exited, Spawned
-from shoal.errors import StartError, UsageError, WorkerDied
+from shoal.errors import StartError, StartTimeout, UsageError, WorkerDied, describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class Crew:
             StartError: an env could not be built, or a worker ended while it was.
             SpecError: the envs do not share their leaves.
             UsageError: a factory cannot be sent to another process.
-            TimeoutError: they were not ready in time.
+            StartTimeout: they were not ready in time.
         """
         with ExitStack() as undo:
             packed = None if method == "fork" else _pack(factories, ranges)
@@ -170,14 +170,18 @@ class Crew:
         while len(replies) < len(self.workers) or any(w.pid is None for w in self.workers):
             if not self.wait(deadline) and deadline.expired():
                 missing = [w.worker_id for w in self.workers if w.worker_id not in replies]
-                raise TimeoutError(
-                    f"workers {missing} were not ready within {deadline.timeout_s:g} s;"
-                    " allow more with start_timeout"
+                raise StartTimeout(
+                    f"Workers {missing} were not ready within {deadline.timeout_s:g} s."
+                    " Allow more with start_timeout."
                 )
             for worker in self.workers:
                 if worker.has_ended and worker.worker_id not in replies:
-                    died = self.death_of(worker, "build")
-                    raise StartError(str(died)) from died
+                    envs = f"envs {worker.env_ids.start} to {worker.env_ids.stop - 1}"
+                    how = describe_exit(worker.exitcode)
+                    raise StartError(
+                        f"Worker {worker.worker_id} {how} while it built {envs}."
+                        " Its output is on stderr."
+                    ) from self.death_of(worker, "build")
         self.on_message = None
         self.workers = [on_up(worker) for worker in self.workers]
         return [replies[worker.worker_id] for worker in self.workers]

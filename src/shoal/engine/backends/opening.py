@@ -33,7 +33,7 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
         StartError: an env could not be built.
         SpecError: the envs do not share their leaves.
         UsageError: a factory cannot be sent to another process.
-        TimeoutError: the envs did not stand in time.
+        StartTimeout: the envs did not stand in time.
     """
     if config.backend == "serial":
         return SerialBackend(factories, keep_infos=config.keep_infos)

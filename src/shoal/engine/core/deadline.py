@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 from shoal.errors import UsageError
@@ -52,7 +53,8 @@ class Deadline:
         """
         if timeout_s is None:
             return NEVER
-        if not timeout_s >= 0:
+        given: object = timeout_s
+        if not isinstance(given, Real) or not given >= 0:
             raise UsageError(f"a timeout is a number of seconds >= 0 or None, not {timeout_s!r}")
         return cls(clock() + timeout_s, timeout_s, clock)
 
