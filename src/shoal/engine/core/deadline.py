@@ -54,7 +54,7 @@ class Deadline:
         if timeout_s is None:
             return NEVER
         given: object = timeout_s
-        if not isinstance(given, Real) or not given >= 0:
+        if not isinstance(given, Real) or not timeout_s >= 0:
             raise UsageError(f"a timeout is a number of seconds >= 0 or None, not {timeout_s!r}")
         return cls(clock() + timeout_s, timeout_s, clock)
 
