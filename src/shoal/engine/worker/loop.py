@@ -253,14 +253,19 @@ class _Loop:
         # The count saves a system call per step; it is raised before the message is
         # sent, so waiting for the rest of it is right.
         mail = self._base + _MAIL
-        while not self._leaving and self._words[mail] != self._mail_seen:
-            command, _ = self._channel.recv(NEVER)
-            self._mail_seen += 1
-            self._carry_out(command)
-        if self._channel_woke:
-            self._channel_woke = False
-            if self._words[mail] == self._mail_seen:
-                self._channel.poll_recv()  # raises if the engine is gone
+        while not self._leaving:
+            if self._words[mail] != self._mail_seen:
+                command, _ = self._channel.recv(NEVER)
+                self._mail_seen += 1
+                self._carry_out(command)
+            elif self._channel_woke:
+                # Nothing is due, so this may be the end of the stream. A look must not
+                # take anything: the next message may come in just now, counted after
+                # the count was read.
+                self._channel_woke = False
+                self._channel.peek()
+            else:
+                return
 
     def _carry_out(self, command: Any) -> None:
         host = self._host
