@@ -54,7 +54,7 @@ class SlotMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self):
         assert self.table.num_in_flight == len(self.in_flight)
-        assert self.table.ids_in_flight() == sorted(self.in_flight)
+        assert np.flatnonzero(self.table.in_flight).tolist() == sorted(self.in_flight)
         assert set(np.flatnonzero(self.table.in_flight)) == self.in_flight
 
 

@@ -204,3 +204,16 @@ class GlobalDice(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
         return np.random.random_sample(1), 0.0, self._steps >= 3, False, {}
+
+
+class Echo(gymnasium.Env[Any, Any]):
+    """Says what it was told."""
+
+    observation_space = spaces.Text(8)
+    action_space = spaces.Text(8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return "start", {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return action, 0.0, False, False, {}

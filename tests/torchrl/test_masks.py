@@ -19,8 +19,8 @@ from batched_cases import (
     play_reference,
 )
 from gymnasium import spaces
-from scripted_envs import CountingEnv, SpaceEnv
-from tensordict import LazyStackedTensorDict, TensorDict
+from scripted_envs import CountingEnv, Echo, SpaceEnv
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 from torchrl.envs import StepCounter, TransformedEnv, step_mdp
 
 from shoal.errors import SpecError
@@ -331,3 +331,12 @@ def test_names_of_dimensions_are_kept() -> None:
             found = [td.names for td in (result if isinstance(result, tuple) else [result])]
             assert found == [["envs"]] * len(found)
         env.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_partial_step_takes_actions_that_are_objects(way: str) -> None:
+    with open_env(way, 3, Echo) as env:
+        root = env.reset()
+        root.set("action", NonTensorStack(*[NonTensorData(text) for text in "abc"]))
+        root.set("_step", torch.tensor([True, False, True]))
+        assert env.step(root)["next"].get("observation").tolist() == ["a", "start", "c"]

@@ -67,7 +67,12 @@ class BatchedEnv(BatchedBase):
         if ids is None:
             engine.step_rows(actions, autoreset=False)
             return self._infos.read(self._td(tables.stepped()), tables, 0)
-        engine.step_rows({path: rows[ids] for path, rows in actions.items()}, ids, autoreset=False)
+        # Leaves without a fixed shape are lists, which take no array of ids.
+        mine = {
+            path: [rows[i] for i in ids] if isinstance(rows, list) else rows[ids]
+            for path, rows in actions.items()
+        }
+        engine.step_rows(mine, ids, autoreset=False)
         stepped = self._infos.read(self._td(tables.stepped()), tables, 0)
         moved = torch.zeros(engine.num_envs, dtype=torch.bool, device=self.device)
         moved[torch.from_numpy(ids)] = True

@@ -83,8 +83,3 @@ class SlotTable:
         else:
             self.in_flight[env_ids] = False
             self.num_in_flight -= len(env_ids)
-
-    def ids_in_flight(self) -> list[int]:
-        """Returns the ids of the envs in flight, sorted."""
-        ids: list[int] = np.flatnonzero(self.in_flight).tolist()
-        return ids
