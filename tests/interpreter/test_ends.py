@@ -91,8 +91,8 @@ def test_interrupted_from_the_terminal(tmp_path):
     code = (
         _open(hangs=True)
         + """
-print('waits', flush=True)
 try:
+    print('waits', flush=True)  # inside: the signal may come before it returns
     engine.step(np.arange(4))
 except KeyboardInterrupt:
     engine.close(timeout=0.2)
