@@ -114,7 +114,7 @@ def _check_row(env: Any, td: Any, observations: list[Any], space: Any) -> None:
     spec = env.observation_spec
     found = leaves_of(td.select(*spec.keys(True, True)))
     wanted = [as_shown(space, observation) for observation in observations]
-    codec = env._codec
+    codec = env._children._codec
     for field in codec.observation_fields:
         key = field.key if isinstance(field.key, tuple) else (field.key,)
         raws: list[Any] = []
@@ -162,7 +162,7 @@ def test_specs_tell_the_truth(name: str, categorical: bool) -> None:
 def test_specs_of_what_is_no_tensor(name: str) -> None:
     with env_of("2 processes", OTHER[name]) as env:
         td = env.rand_step(env.reset())
-        for key in env._codec.object_observations:
+        for key in env._children._codec.object_observations:
             assert isinstance(env.observation_spec[key], NonTensor)
             assert isinstance(td["next"].get(key), NonTensorStack)
             assert len(td["next"].get(key).tolist()) == N
@@ -180,7 +180,7 @@ def test_actions(name: str) -> None:
         td = env.reset()
         for _ in range(3):
             td = env.rand_action(td)
-            encoded = env._codec.encode_action({k: td.get(k) for k in env._codec.action_keys}, N)
+            encoded = env._children._codec.encode_action({k: td.get(k) for k in env._codec.action_keys}, N)
             env._step(td)
             for i, action in enumerate(env._engine.call("last_action")):
                 assert space.contains(_exact(space, action)), action

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 
+from shoal.adapters.calls import SPECIAL, answer, call_or_read
 from shoal.adapters.registration import Registrations, WrapperCall, find_spec, portable
 from shoal.adapters.shortcuts import short_step
 from shoal.adapters.spaces import builder, flattener, leaves_of
@@ -23,12 +24,32 @@ from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["GymnasiumEnv", "GymnasiumFactory"]
+__all__ = ["GymnasiumDescription", "GymnasiumEnv", "GymnasiumFactory"]
 
 AnyEnv = gymnasium.Env[Any, Any]
 
 _CHEAP = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 _MEMBERS = ("reset", "step", "close", "observation_space", "action_space")
+
+
+@dataclass(frozen=True)
+class GymnasiumDescription:
+    """What a worker says of its env, which nobody else has seen.
+
+    Attributes:
+        observation_space: the env's observation space.
+        action_space: the env's action space.
+        text: the env's id, or what it says of itself.
+    """
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    text: str
+
+    @classmethod
+    def of(cls, env: Any) -> GymnasiumDescription:
+        """Returns the description of an env."""
+        return cls(env.observation_space, env.action_space, text_of(env))
 
 
 class GymnasiumEnv:
@@ -121,6 +142,8 @@ class GymnasiumEnv:
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the env or of one of its wrappers, or returns an attribute.
 
+        ``"?describe"`` returns a `GymnasiumDescription`; see also `calls`.
+
         Args:
             name: its name; dots lead into attributes of attributes.
             args: positional arguments.
@@ -130,14 +153,11 @@ class GymnasiumEnv:
             AttributeError: neither the env nor a wrapper has it.
             TypeError: it is not callable, but there are arguments.
         """
-        found = self._find(name)
-        if callable(found):
-            return found(*args, **kwargs)
-        if args or kwargs:
-            raise TypeError(
-                f"{name} of {_named(self.env)} is a {type(found).__name__}; it takes no arguments"
-            )
-        return found
+        if name == "?describe":
+            return GymnasiumDescription.of(self.env)
+        if name in SPECIAL:
+            return answer(self.env, self._find, name, args, kwargs)
+        return call_or_read(self._find(name), f"{name} of {_named(self.env)}", args, kwargs)
 
     def _find(self, name: str) -> Any:
         found: Any = self.env
@@ -259,6 +279,17 @@ class GymnasiumFactory:
             if not self.registrations.add_by_name():
                 raise
         return target(**copy.deepcopy(dict(self.kwargs)))
+
+
+def text_of(env: Any) -> str:
+    """Returns what messages call an env: its id, or what it says of itself."""
+    spec = getattr(env, "spec", None)
+    if spec is not None:
+        return str(getattr(spec, "id", spec))
+    try:
+        return str(env)
+    except Exception:  # noqa: BLE001  border: the env is foreign code, and this only a name
+        return type(env).__name__
 
 
 def check_is_env(env: object) -> None:

@@ -321,9 +321,23 @@ class Engine:
     # --- calls ---------------------------------------------------------------------
 
     def seed(
-        self, seed: int, *, static: bool = False, timeout: float | None = _CONFIGURED
+        self,
+        seed: int,
+        *,
+        static: bool = False,
+        env_ids: Sequence[int] | None = None,
+        timeout: float | None = _CONFIGURED,
     ) -> tuple[list[int], int]:
         """Seeds all envs in one round trip, by TorchRL's chain.
+
+        An env whose ``seed`` returns another seed for the env after it than the chain has
+        is believed: those after it are seeded once more.
+
+        Args:
+            seed: of the first env.
+            static: give all the same seed.
+            env_ids: which, in the order of the chain; ``None`` for all.
+            timeout: seconds.
 
         Returns:
             The seed of each env, and the one that follows the last.
@@ -334,14 +348,25 @@ class Engine:
         """
         driver, deadline = self._driver, self._deadline(timeout)
         driver.check_usable("seed", deadline)
-        driver.slots.check_idle(None, "seed")
-        seeds, following = seed_chain(seed, self.num_envs, static=static)
-        driver.forget_prepared()
+        checked = None if env_ids is None else driver.slots.check_ids(env_ids)
+        driver.slots.check_idle(checked, "seed")
+        order = list(range(self.num_envs)) if env_ids is None else [int(i) for i in env_ids]
+        seeds, following = seed_chain(seed, len(order), static=static)
+        driver.forget_prepared(checked)
+        done = 0
+        while done < len(order):
+            given = dict(zip(order[done:], seeds[done:], strict=True))
 
-        def command(call_id: int, ids: tuple[int, ...]) -> SeedEnvs:
-            return SeedEnvs(call_id, ids, tuple(seeds[i] for i in ids))
+            def command(call_id: int, ids: tuple[int, ...], given: Any = given) -> SeedEnvs:
+                return SeedEnvs(call_id, ids, tuple(given[i] for i in ids))
 
-        self._call(None, command, deadline)
+            answers = self._call(np.sort(order[done:]), command, deadline)
+            expected = [*seeds[1:], following]
+            for k in range(done, len(order)):
+                done = k + 1
+                if not static and answers[order[k]] not in (None, expected[k]):
+                    seeds[done:], following = seed_chain(answers[order[k]], len(order) - done)
+                    break
         return seeds, following
 
     def call(
@@ -355,7 +380,8 @@ class Engine:
         """Calls a method of each env, or reads an attribute that is not callable.
 
         Args:
-            name: the attribute, dots allowed.
+            name: the attribute, dots allowed. One that begins with ``?`` is a question to
+                the adapter, which changes nothing.
             *args: positional arguments of the method.
             env_ids: which envs; ``None`` for all.
             timeout: seconds.
@@ -370,6 +396,9 @@ class Engine:
         self._driver.check_usable("call", self._deadline(timeout))
         ids = None if env_ids is None else self._driver.slots.check_ids(env_ids)
         self._driver.slots.check_idle(ids, "call")
+        if not name.startswith("?"):
+            # The method may change what the next reset returns.
+            self._driver.spoil_prepared(ids)
         values = self._call(
             ids,
             lambda call_id, mine: CallEnvs(call_id, mine, name, args, kwargs),

@@ -40,6 +40,8 @@ class EngineConfig:
             a wake-up per step but does not isolate these envs from it. ``None`` does so
             only for envs that are known to be cheap and harmless (Gymnasium's classic
             control and toy text games), and only if ``num_processes`` is ``None``.
+        mixed_specs: envs may differ in their leaves. A leaf that is not the same in all
+            of them travels as an object, `ABSENT` for an env that does not have it.
     """
 
     backend: BackendName = "processes"
@@ -52,6 +54,7 @@ class EngineConfig:
     prefetch_resets: bool = True
     memmap: bool = False
     caller_steps: bool | None = None
+    mixed_specs: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:

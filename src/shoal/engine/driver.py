@@ -67,6 +67,8 @@ class Driver:
         self._all_ready = bytes([_READY]) * num_envs
         self._prepared = np.zeros(num_envs, np.bool_)
         self._any_prepared = False
+        # Resets that were prepared and may not be used: they have to be undone first.
+        self._spoiled = np.zeros(num_envs, np.bool_)
         self._failures: dict[int, EnvFailure] = {}
         # The synchronous call whose results were not received, after a timeout.
         self._unfinished: tuple[Any, Any] | None = None
@@ -127,7 +129,10 @@ class Driver:
         if objects is not None:
             # Before the ops: a worker that is busy with other envs may see those now.
             self.backend.send_action_objects(objects)
-        if self._any_prepared and self._prepared[... if ids is None else ids].any():
+        if (
+            self._any_prepared
+            and (self._prepared | self._spoiled)[... if ids is None else ids].any()
+        ):
             # Stepped on past an end whose reset was prepared.
             self._set_prepared(ids, False)
             self.predictor.note_wrong_guess()
@@ -241,8 +246,9 @@ class Driver:
         plain = seeds is None and kwargs is None
         self.predictor.note_reset(plain=plain)
         prepared = self._prepared[every]
+        spoiled = self._spoiled[every]
         self._set_prepared(every, False)
-        if plain:
+        if plain and not spoiled.any():
             if prepared.any():
                 self.gather.set_fresh(every[prepared], True)
                 every = every[~prepared]
@@ -258,22 +264,31 @@ class Driver:
                 every.tolist(),
                 [None] * count if seeds is None else seeds,
                 [{}] * count if kwargs is None else kwargs,
-                prepared.tolist(),
+                (prepared | spoiled).tolist(),
             )
         except UsageError:
             self.slots.take_back(every)
             self._set_prepared(every, prepared)
+            self._spoiled[every] = spoiled
             raise
         return every
 
-    def forget_prepared(self) -> None:
-        """Drops prepared resets: the envs are about to be seeded."""
-        self._set_prepared(None, False)
+    def spoil_prepared(self, ids: Array | None) -> None:
+        """Gives up the prepared resets of these envs (``None``: all): they may have changed."""
+        if self._any_prepared:
+            where: Any = slice(None) if ids is None else ids
+            self._spoiled[where] |= self._prepared[where]
+            self._prepared[where] = False
+
+    def forget_prepared(self, ids: Array | None) -> None:
+        """Drops prepared resets: these envs (``None``: all) are about to be seeded."""
+        self._set_prepared(ids, False)
         self.predictor.note_reset(plain=False)
 
     def _set_prepared(self, ids: Array | None, value: Array | bool) -> None:
         self._prepared[... if ids is None else ids] = value
-        self._any_prepared = bool(self._prepared.any())
+        self._spoiled[... if ids is None else ids] = False
+        self._any_prepared = bool(self._prepared.any() or self._spoiled.any())
 
     # --- waiting and taking --------------------------------------------------------
 

@@ -56,6 +56,8 @@ class Env(Protocol):
 EnvFactory = Callable[[], Env]
 """Builds one env, in the worker that will hold it.
 
-It may have two attributes: ``preload``, names of modules to import before workers are
-forked, and ``is_cheap``, true if a step is known to take microseconds.
+It may have some attributes: ``preload``, names of modules to import before workers are
+forked, and ``is_cheap``, true if a step is known to take microseconds. One with a true
+``shares_memory`` may hold shared tensors or values of ``multiprocessing``, which stay
+shared in the workers.
 """

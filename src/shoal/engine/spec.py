@@ -10,6 +10,7 @@ the positions as text: ``("robot", "arm")``, ``("0",)``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,28 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ArraySpec", "EnvSpec", "LeafPath", "LeafSpec", "ObjectSpec", "describe_path"]
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "ArraySpec",
+    "EnvSpec",
+    "LeafPath",
+    "LeafSpec",
+    "ObjectSpec",
+    "describe_path",
+]
 
 LeafPath = tuple[str, ...]
+
+
+class Absent(Enum):
+    """The type of `ABSENT`."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
+"""Stands, among objects, for a leaf that other envs of the engine have and this one has not."""
 
 
 @dataclass(frozen=True, slots=True)

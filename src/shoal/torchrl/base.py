@@ -1,4 +1,4 @@
-"""What a batched env is made of: makers, options, spaces, specs, info readers.
+"""What a batched env is made of: makers, options, specs, info readers.
 
 Knows EnvBase's construction and the adapters. Does not know how a step is done.
 """
@@ -9,17 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl._utils import _make_ordinal_device
+from torchrl.data.utils import contains_lazy_spec
 from torchrl.envs import EnvBase
 from torchrl.envs.common import _EnvPostInit
 
-from shoal.adapters.gymnasium import GymnasiumFactory
-from shoal.torchrl.infos import InfoReaders
+from shoal.adapters.torchrl_trees import is_non_tensor
+from shoal.torchrl.children import children_in, children_of, unknown_factories
+from shoal.torchrl.dispatch import Dispatch
 from shoal.torchrl.life import Life
-from shoal.torchrl.options import BatchOptions, as_list, kwargs_per_worker
-from shoal.torchrl.specs import SpaceCodec
+from shoal.torchrl.options import (
+    BatchOptions,
+    as_list,
+    kwargs_per_worker,
+    resolve_buffers,
+    resolve_sharing,
+)
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from torchrl.envs.gym_like import BaseInfoDictReader
 
 __all__ = ["BatchedBase", "BatchedMeta"]
@@ -42,8 +51,10 @@ class BatchedMeta(_EnvPostInit):
         return super().__call__(*args, **kwargs)
 
 
-class BatchedBase(Life, EnvBase, metaclass=BatchedMeta):
+class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
     """The parts of `BatchedEnv` that steps take no part in."""
+
+    auto_complete_done_specs = False
 
     def __init__(
         self,
@@ -56,98 +67,118 @@ class BatchedBase(Life, EnvBase, metaclass=BatchedMeta):
         metadata_from_workers: bool = False,
         **options: Any,
     ) -> None:
-        """Reads the spaces from one env, which is closed again; starts nothing.
+        """Reads the specs from one env, which is closed again; starts nothing.
 
         Args:
-            num_workers: how many envs, and the batch size.
-            create_env_fn: a Gymnasium id, a callable that returns a ``gymnasium.Env``, or a
-                list with one of those per env. Functions, lambdas and classes of the main
-                module travel to the workers by value.
+            num_workers: how many envs, and the first dimension of the batch.
+            create_env_fn: a Gymnasium id, a callable that returns a ``gymnasium.Env`` or an
+                ``EnvBase``, an ``EnvCreator``, or a list with one of those per env. Functions,
+                lambdas and classes of the main module travel to the workers by value.
             create_env_kwargs: keyword arguments for the callable or ``gymnasium.make``, one
                 dict for all envs or one per env. Copied.
-            device: where results go; ``None`` leaves them on the CPU, without a device.
+            device: where results go; ``None`` leaves them where the envs return them.
             info_dict_reader: see `set_info_dict_reader`.
-            metadata_from_workers: start at once, and read the spaces from a worker instead of
+            metadata_from_workers: start at once, and read the specs from the workers instead of
                 an env of its own.
             **options: the fields of `BatchOptions`.
 
         Raises:
-            RuntimeError: lists of the wrong length.
+            RuntimeError: lists of the wrong length, or an env that cannot live in a worker.
             TypeError: something that makes no env, or an unknown option.
-            ValueError: an option that TorchRL refuses too.
+            ValueError: an option that TorchRL refuses too; envs on different devices, and no
+                ``device``; ``share_individual_td=False`` for envs that cannot be stacked.
         """
         self.__dict__["_engine"] = None
-        self.__dict__["_tables"] = None
+        self.__dict__["_rows"] = None
+        self.__dict__["_owner"] = None
         makers, self._single_task = as_list(create_env_fn, num_workers)
         settings = BatchOptions(**options)
-        super().__init__(device=device, batch_size=torch.Size([num_workers]))
+        super().__init__(device=None, batch_size=torch.Size([num_workers]))
         self.num_workers = num_workers
         self.create_env_fn = makers
         self.create_env_kwargs = kwargs_per_worker(create_env_kwargs, num_workers)
         self.policy_proof = settings.policy_proof
-        self.share_individual_td = bool(settings.share_individual_td)
         self._options = settings
-        self._use_buffers = settings.use_buffers is not False
+        self._has_device = device is not None
         self._metadata_from_workers = metadata_from_workers
-        self._mp_start_method = settings.mp_start_method
         self._seeds = None
-        self._infos = InfoReaders()
-        self._codec = self._read_spaces()
-        self._set_specs()
-        readers = [] if info_dict_reader is None else info_dict_reader
-        for reader in readers if isinstance(readers, Sequence) else [readers]:
-            self.set_info_dict_reader(reader)
+        try:
+            self._describe(device)
+            readers = [] if info_dict_reader is None else info_dict_reader
+            for reader in readers if isinstance(readers, Sequence) else [readers]:
+                self.set_info_dict_reader(reader)
+        except BaseException:
+            self.close(raise_if_closed=False)
+            raise
 
     # --- specs ---------------------------------------------------------------------
 
-    def _factories(self) -> list[GymnasiumFactory]:
-        made: dict[int, GymnasiumFactory] = {}
-        factories = []
-        for maker, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True):
-            # One factory for equal makers, so that they are pickled once.
-            factory = made.get(id(maker))
-            if factory is None or not are_equal(factory.kwargs, kwargs):
-                factory = GymnasiumFactory.of(
-                    maker, kwargs, self._infos.leaves or None, defaults="torchrl"
-                )
-                made[id(maker)] = factory
-            factories.append(factory)
-        return factories
-
-    def _read_spaces(self) -> SpaceCodec:
+    def _describe(self, device: Any) -> None:
+        """Learns what the children are, and takes over what EnvBase has to know of them."""
+        options, single_task = self._options, self._single_task
         if self._metadata_from_workers:
-            try:
-                spaces = [self._ask(name) for name in ("observation_space", "action_space")]
-                self._env_text = self._ask("spec.id", "__str__", "__class__.__name__")
-            except BaseException:
-                self.close(raise_if_closed=False)
-                raise
+            children = children_in(self._ask_workers(), options, single_task=single_task)
         else:
-            env = self._factories()[0]()
-            try:
-                spaces = [env.observation_space, env.action_space]
-                self._env_text = text_of(env.env)
-            finally:
-                env.close()
-        return SpaceCodec(
-            *spaces, categorical_action_encoding=self._options.categorical_action_encoding
+            children = children_of(
+                self.create_env_fn, self.create_env_kwargs, options, single_task=single_task
+            )
+        self._single_task = children.single_task
+        self.__dict__["_children"] = children
+        self.__dict__["_infos"] = children.infos
+        self._use_buffers = resolve_buffers(options.use_buffers, is_dynamic=children.is_dynamic)
+        self.share_individual_td = resolve_sharing(
+            options.share_individual_td, are_stackable=children.are_stackable
         )
+        if device is None:
+            self._device = children.common_device()
+        else:
+            self._device = _make_ordinal_device(torch.device(device))
+        self.__dict__["_batch_locked"] = children.batch_locked
+        self.__dict__["_batch_size"] = torch.Size((self.num_workers, *children.batch_size))
+        self.__dict__["_env_text"] = self.__dict__["_dummy_env_str"] = children.env_text
+        self._set_specs()
+
+    def _ask_workers(self) -> list[Any]:
+        """Starts the envs without knowing what they are, and asks them."""
+        factories = unknown_factories(
+            self.create_env_fn, self.create_env_kwargs, self._options, self._single_task
+        )
+        return self._open(factories, {"mixed_specs": True}).call("?describe")
 
     def _set_specs(self) -> None:
-        num_envs, codec = self.num_workers, self._codec
-        observation = codec.observation_spec.clone()
-        for key, spec in self._infos.specs.items():
-            observation[key] = spec
-        flag = Categorical(2, dtype=torch.bool, shape=(num_envs, 1))
-        done = {name: flag.clone() for name in ("done", "terminated", "truncated")}
-        specs = {
-            "observation_spec": observation.expand(num_envs, *observation.shape),
-            "action_spec": codec.action_spec.expand(num_envs, *codec.action_spec.shape),
-            "reward_spec": Unbounded(shape=(num_envs, 1)),
-            "done_spec": Composite(done, shape=(num_envs,)),
-        }
-        for name, spec in specs.items():
+        for name, spec in self._children.specs(self.num_workers).items():
             setattr(self, name, spec if self.device is None else spec.to(self.device))
+        self.has_lazy_inputs = contains_lazy_spec(self.input_spec)
+
+    @property
+    def _supports_set_state(self) -> bool:
+        found: bool = self._children.supports_set_state
+        return found
+
+    @property
+    def _mp_start_method(self) -> str | None:
+        return self._options.mp_start_method
+
+    @property
+    def _has_dynamic_specs(self) -> bool:
+        return not self._use_buffers
+
+    @property
+    def _non_tensor_keys(self) -> list[Any]:
+        """The keys of the entries that hold no tensors."""
+        composites = (
+            self.full_action_spec,
+            self.full_state_spec,
+            self.full_observation_spec,
+            self.full_reward_spec,
+            self.full_done_spec,
+        )
+        return [key for c in composites for key, s in c.items(True, True) if is_non_tensor(s)]
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether copies to a device are asynchronous where that is safe; true by default."""
+        return self._options.non_blocking is not False
 
     def set_info_dict_reader(self, info_dict_reader: BaseInfoDictReader | None = None) -> Any:
         """Adds entries of the info dicts to the observations, as ``GymEnv`` does.
@@ -162,11 +193,17 @@ class BatchedBase(Life, EnvBase, metaclass=BatchedMeta):
             The env itself.
 
         Raises:
-            RuntimeError: the env has started.
+            RuntimeError: the env has started, or its children are TorchRL's own, which
+                take their readers themselves.
         """
         if not self.is_closed:
             raise RuntimeError("set_info_dict_reader comes before the env starts; close it first")
-        self._infos.add(info_dict_reader, self._factories()[0])
+        if self._children.seed_themselves:
+            raise RuntimeError("envs of TorchRL read info dicts themselves: give them the reader")
+        factories = self._children.factories(
+            self.create_env_fn, self.create_env_kwargs, self._backend
+        )
+        self._infos.add(info_dict_reader, factories[0])
         self.input_spec.unlock_(recurse=True)
         self.output_spec.unlock_(recurse=True)
         self._set_specs()
@@ -190,24 +227,58 @@ class BatchedBase(Life, EnvBase, metaclass=BatchedMeta):
             mine.update(new)
 
     def add_truncated_keys(self) -> Any:
-        """The envs report truncation already."""
+        """Raises: the children have to do it.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "a batched env reports what its envs report: call add_truncated_keys on them, in the"
+            " function that makes them"
+        )
+
+    def configure_parallel(self, **options: Any) -> Self:
+        """Changes options before the envs start.
+
+        Args:
+            **options: fields of `BatchOptions` that concern how envs run: ``use_buffers``,
+                ``shared_memory``, ``memmap``, ``mp_start_method``, ``num_threads``,
+                ``num_sub_threads``, ``non_blocking``, ``daemon``, ``shutdown_timeout``, and
+                those of shoal's own: ``num_processes``, ``timeout``, ``prefetch_resets``,
+                ``caller_steps``. ``None`` leaves one as it is.
+
+        Returns:
+            The env itself.
+
+        Raises:
+            RuntimeError: the envs have started.
+            TypeError: an option that cannot be changed.
+        """
+        if not self.is_closed:
+            raise RuntimeError(
+                "configure_parallel comes before the envs start; close the env first"
+            )
+        self._options = self._options.changed(**options)
+        self._use_buffers = resolve_buffers(
+            self._options.use_buffers, is_dynamic=self._children.is_dynamic
+        )
         return self
 
+    def to(self, device: Any) -> Self:
+        """Moves results and specs to a device. The envs stay where they are, and run on.
 
-def text_of(env: Any) -> str:
-    """Returns what messages call an env: its id, or what it says of itself."""
-    spec = getattr(env, "spec", None)
-    if spec is not None:
-        return str(getattr(spec, "id", spec))
-    try:
-        return str(env)
-    except Exception:  # noqa: BLE001  border: the env is foreign code, and this only a name
-        return type(env).__name__
+        Args:
+            device: where results go.
 
-
-def are_equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Returns whether keyword arguments are surely equal."""
-    try:
-        return dict(left) == dict(right)
-    except ValueError:  # arrays among them, which have no single answer
-        return False
+        Returns:
+            The env itself.
+        """
+        device = _make_ordinal_device(torch.device(device))
+        if device == self.device:
+            return self
+        for name in ("_input_spec", "_output_spec"):
+            self.__dict__[name] = self.__dict__[name].to(device)
+        self._device = device
+        self._has_device = True
+        self.empty_cache()
+        return self

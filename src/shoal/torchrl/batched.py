@@ -8,24 +8,26 @@ What TorchRL calls on these classes, and when, decides their shape: a bare env g
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from torchrl.data import Composite
 from torchrl.envs.batched_envs import BatchedEnvBase as _TorchRLBatched
 from torchrl.envs.batched_envs import ParallelEnv as _TorchRLParallel
 from torchrl.envs.batched_envs import SerialEnv as _TorchRLSerial
+from torchrl.envs.utils import _update_during_reset
 
 from shoal.torchrl.base import BatchedBase
-from shoal.torchrl.masks import rows_to_reset, rows_to_step
-from shoal.torchrl.options import kwargs_per_reset
+from shoal.torchrl.devices import to_device
 from shoal.torchrl.rollout import rollout_into_buffers
 from shoal.torchrl.roots import carry_over, complete, repeat_idle, set_entry
+from shoal.torchrl.views import indices_of, snapshots_of
 
 if TYPE_CHECKING:
-    from torchrl.data import Composite
-
-    from shoal.engine import Engine
+    from collections.abc import Mapping
+    from typing import Self
 
 __all__ = ["BatchedEnv", "ParallelEnv", "SerialEnv"]
 
@@ -33,7 +35,7 @@ _DONE_KEYS = frozenset({"done", "terminated", "truncated"})
 
 
 class BatchedEnv(BatchedBase):
-    """Many Gymnasium environments as one TorchRL environment of batch size ``[N]``.
+    """Many environments as one TorchRL environment of batch size ``[N, *batch of one]``.
 
     Use `SerialEnv` or `ParallelEnv`. Nothing runs until the first `reset`, `step` or
     `set_seed`, and after `close` the next of these starts anew.
@@ -46,37 +48,16 @@ class BatchedEnv(BatchedBase):
 
     # --- step ----------------------------------------------------------------------
 
-    def _encode(self, tensordict: TensorDictBase, engine: Engine) -> Any:
-        codec, actions = self._codec, {}
-        for key in codec.action_keys:
-            value = tensordict.get(key, None)
-            if value is not None:
-                actions[key] = value.tolist() if key in codec.object_actions else value
-        return codec.encode_action(actions, engine.num_envs)
-
-    def _td(self, found: dict[str, Any]) -> TensorDict:
-        made = TensorDict._new_unsafe(found, batch_size=self.batch_size)
-        if self.device is not None:
-            made = made.to(self.device)
-        return made
+    def _td(self, made: TensorDictBase) -> TensorDictBase:
+        """Returns results where the caller wants them."""
+        return made if self.device is None else to_device(made, self.device, self.non_blocking)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        engine, tables = self._started()
-        actions = self._encode(tensordict, engine)
-        ids = rows_to_step(tensordict, engine.num_envs)
-        if ids is None:
-            engine.step_rows(actions, autoreset=False)
-            return self._infos.read(self._td(tables.stepped()), tables, 0)
-        # Leaves without a fixed shape are lists, which take no array of ids.
-        mine = {
-            path: [rows[i] for i in ids] if isinstance(rows, list) else rows[ids]
-            for path, rows in actions.items()
-        }
-        engine.step_rows(mine, ids, autoreset=False)
-        stepped = self._infos.read(self._td(tables.stepped()), tables, 0)
-        moved = torch.zeros(engine.num_envs, dtype=torch.bool, device=self.device)
-        moved[torch.from_numpy(ids)] = True
-        repeat_idle(stepped, tensordict, moved)
+        rows = self._started()
+        moved = rows.step(tensordict, autoreset=False)
+        stepped = self._td(rows.stepped())
+        if moved is not None:
+            stepped = repeat_idle(stepped, tensordict, moved.to(self.device))
         return stepped
 
     @classmethod
@@ -98,10 +79,11 @@ class BatchedEnv(BatchedBase):
             The same tensordict with ``next`` in it, terminal observations included, and a
             new root to act on. All tensors are new memory.
         """
+        rows = self._started()
         special = (
-            "_compiled_step_and_maybe_reset" in self.__dict__
+            not rows.steps_in_one
+            or "_compiled_step_and_maybe_reset" in self.__dict__
             or self._post_step_mdp_hooks is not None
-            or self._infos.needs_dicts
             or type(tensordict) is not TensorDict
             or self.device != tensordict.device
             or tensordict._has_names()
@@ -109,31 +91,116 @@ class BatchedEnv(BatchedBase):
         if special or not tensordict._tensordict.keys().isdisjoint(("_step", "next")):
             return super().step_and_maybe_reset(tensordict)  # type: ignore[no-any-return]
         self._assert_tensordict_shape(tensordict)
-        engine, tables = self._started()
-        engine.step_rows(self._encode(tensordict, engine), autoreset=True)
-        next_root = self._td(tables.present(none_at_end=True))
-        set_entry(tensordict, "next", self._td(tables.stepped()))
-        carry_over(tensordict, next_root, tables.fresh_rows)
+        rows.step(tensordict, autoreset=True)
+        next_root = self._td(rows.present(none_at_end=True))
+        set_entry(tensordict, "next", self._td(rows.stepped()))
+        carry_over(tensordict, next_root, rows.fresh_rows)
         return tensordict, next_root
 
     # --- reset ---------------------------------------------------------------------
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        engine, tables = self._started()
-        ids = rows_to_reset(tensordict, engine.num_envs)
-        per_env = kwargs_per_reset(kwargs, engine.num_envs)
-        if ids is None or len(ids):
-            if per_env is not None and ids is not None:
-                per_env = [per_env[i] for i in ids]
-            engine.reset_rows(ids, kwargs=per_env)
-        return self._infos.read(self._td(tables.present()), tables, 1)
+        rows = self._started()
+        rows.reset(tensordict, kwargs)
+        return self._td(rows.present(after_reset=True))
 
     def _reset_proc_data(
         self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        if tensordict is not None and tensordict.get("_reset", None) is not None:
+        # Each child has checked what it returned by rules of its own.
+        if tensordict is None:
+            return tensordict_reset
+        if isinstance(tensordict_reset, LazyStackedTensorDict) and not isinstance(
+            tensordict, LazyStackedTensorDict
+        ):
+            tensordict = LazyStackedTensorDict(*tensordict.unbind(0), stack_dim=0)
+        if any(tensordict.get(key, None) is not None for key in self.reset_keys):
             complete(tensordict, tensordict_reset)
-        return super()._reset_proc_data(tensordict, tensordict_reset)
+        return _update_during_reset(tensordict_reset, tensordict, self.reset_keys)
+
+    # --- state ---------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:
+        """Returns the state of every child, as ``worker0``, ``worker1`` and so on.
+
+        Starts the envs if need be. Locks are replaced by ``None``.
+        """
+        states = self._call("state_dict", *args, **kwargs)
+        return OrderedDict((f"worker{i}", state) for i, state in enumerate(states))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Loads the state of every child, and waits until all have it.
+
+        Args:
+            state_dict: as `state_dict` returns it, or the state of a single env for all.
+            *args: handed to the children's own method.
+            **kwargs: handed to the children's own method.
+
+        Raises:
+            KeyError: there is none for one of the children.
+        """
+        if "worker0" not in state_dict:
+            states = [state_dict] * self.num_workers
+        else:
+            states = [state_dict[f"worker{i}"] for i in range(self.num_workers)]
+        self._call_each("load_state_dict", states, *args, **kwargs)
+
+    # --- some of the children --------------------------------------------------------
+
+    def __getitem__(self, item: Any) -> Self:
+        """Returns a live view: a batched env of some of the children, which share their state.
+
+        Args:
+            item: an integer, a slice, or a sequence of integers. The view of one child has a
+                batch of one, too.
+
+        Raises:
+            NotImplementedError: a boolean mask.
+            IndexError: nobody is named, somebody twice, or a number is out of range.
+        """
+        self._running()
+        chosen = indices_of(item, self.num_workers)
+        mine = range(self.num_workers) if self._env_ids is None else self._env_ids
+        view = type(self).__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view.__dict__.update(
+            _owner=self.__dict__["_owner"] or self,
+            _has_left=False,
+            _engine=None,
+            _rows=None,
+            _cache={},
+            _children=self._children.select(chosen),
+            _env_ids=[mine[k] for k in chosen],
+            num_workers=len(chosen),
+            create_env_fn=[self.create_env_fn[k] for k in chosen],
+            create_env_kwargs=[self.create_env_kwargs[k] for k in chosen],
+            _seeds=None if self._seeds is None else [self._seeds[k] for k in chosen],
+            _batch_size=torch.Size((len(chosen), *self.batch_size[1:])),
+            _input_spec=Composite(shape=(len(chosen), *self.batch_size[1:])),
+            _output_spec=Composite(shape=(len(chosen), *self.batch_size[1:])),
+        )
+        view._set_specs()
+        return view
+
+    def __setitem__(self, item: Any, source: Any) -> None:
+        """Puts children into the state of other envs, where they support it.
+
+        Args:
+            item: as for `__getitem__`.
+            source: an env, a sequence of envs, or a `SerialEnv`, for its children.
+
+        Raises:
+            NotImplementedError: the children do not support it, or those of ``source`` are in
+                other processes.
+            ValueError: more or fewer envs than the index names.
+            TypeError: something that is no env.
+        """
+        self._running()
+        chosen = indices_of(item, self.num_workers)
+        sources = snapshots_of(source, len(chosen), BatchedEnv)
+        mine = range(self.num_workers) if self._env_ids is None else self._env_ids
+        for k, env in zip(chosen, sources, strict=True):
+            self._call("!write", env, env_ids=[mine[k]])
 
     # --- rollout -------------------------------------------------------------------
 
@@ -143,9 +210,8 @@ class BatchedEnv(BatchedBase):
             self.device is None
             and self._post_step_mdp_hooks is None
             and "_compiled_step_and_maybe_reset" not in self.__dict__
-            and not self._infos.needs_dicts
             and type(self)._step is BatchedEnv._step
-            and self._started()[1].plain is not None
+            and self._started().plain is not None
         )
 
     def rollout(self, max_steps: int, policy: Any = None, callback: Any = None, **kw: Any) -> Any:
@@ -171,6 +237,7 @@ class SerialEnv(BatchedEnv):
     """
 
     _backend = "serial"
+    _defers_values = False
 
     def __init__(self, num_workers: int, create_env_fn: Any, **options: Any) -> None:
         """Takes what `BatchedEnv` takes, except what concerns processes.
@@ -193,6 +260,7 @@ class ParallelEnv(BatchedEnv):
     """
 
     _backend = "processes"
+    _defers_values = True
     _serial_twin = SerialEnv
 
 

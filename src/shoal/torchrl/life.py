@@ -6,20 +6,19 @@ data; `base` brings what an engine is opened with.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
 
 from shoal.engine import Engine
 from shoal.errors import EnvError
-from shoal.torchrl.tables import Tables
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from shoal.adapters.gymnasium import GymnasiumFactory
-    from shoal.torchrl.infos import InfoReaders
+    from shoal.torchrl.children import Children
     from shoal.torchrl.options import BatchOptions
-    from shoal.torchrl.specs import SpaceCodec
+    from shoal.torchrl.rows import Rows
 
 __all__ = ["Life"]
 
@@ -29,19 +28,22 @@ class Life:
 
     _backend: ClassVar[str]
     _options: BatchOptions
-    _infos: InfoReaders
-    _codec: SpaceCodec
+    _children: Children
     _seeds: list[int] | None
-
-    def _factories(self) -> list[GymnasiumFactory]:
-        """Returns one factory per env."""
-        raise NotImplementedError
+    # Which of the owner's envs a view shows; of an env of its own: all.
+    _env_ids: list[int] | None = None
+    reset_keys: Any
+    create_env_fn: list[Any]
+    create_env_kwargs: list[dict[str, Any]]
+    num_workers: int
 
     @property
     def is_closed(self) -> bool:
         """Whether no envs run. `reset`, `step` and `set_seed` start them."""
-        engine: Engine | None = self.__dict__.get("_engine")
-        return engine is None
+        owner = self.__dict__.get("_owner")
+        if owner is not None:
+            return bool(self.__dict__["_has_left"] or owner.is_closed)
+        return self.__dict__.get("_engine") is None
 
     @is_closed.setter
     def is_closed(self, value: bool) -> None:
@@ -64,28 +66,77 @@ class Life:
         engine: Engine | None = self.__dict__["_engine"]
         if engine is not None:
             return engine
-        options = self._options
-        engine = Engine(
-            self._factories(),
-            backend=self._backend,
-            num_processes=options.num_processes,
-            start_method=options.mp_start_method or "forkserver",
-            timeout=options.timeout,
-            close_timeout=options.shutdown_timeout,
-            prefetch_resets=options.prefetch_resets,
-            keep_infos=self._infos.needs_dicts,
-            memmap=options.memmap,
-            caller_steps=options.caller_steps,
-        )
-        self.__dict__["_engine"] = engine
+        owner = self.__dict__["_owner"]
+        if owner is not None:
+            if self.is_closed:
+                raise RuntimeError(
+                    "this view of a batched env is closed, or the env that it belongs to is;"
+                    " index the env again once it runs"
+                )
+            return owner._running()  # type: ignore[no-any-return]
+        self._open_described()
+        engine = self.__dict__["_engine"]
+        assert engine is not None
         return engine
 
-    def _started(self) -> tuple[Engine, Tables]:
-        tables: Tables | None = self.__dict__["_tables"]
-        engine = self._running()
-        if tables is None:
-            tables = self.__dict__["_tables"] = Tables(engine, self._codec)
-        return engine, tables
+    def _open_described(self) -> None:
+        """Starts the envs that were described; once more if they differ from that."""
+        rows = None
+        while rows is None:
+            children = self._children
+            factories = children.factories(
+                self.create_env_fn, self.create_env_kwargs, self._backend
+            )
+            engine = self._open(factories, children.engine_options(self._backend))
+            try:
+                rows = children.open(engine, self.reset_keys)
+            except BaseException:
+                self.close()
+                raise
+            if rows is None:
+                self.close()
+        self.__dict__["_rows"] = rows
+
+    def _open(self, factories: list[Any], more: dict[str, Any]) -> Engine:
+        options = self._options
+        chosen = {
+            "backend": self._backend,
+            "num_processes": options.num_processes,
+            "start_method": options.mp_start_method or "forkserver",
+            "timeout": options.timeout,
+            "close_timeout": options.shutdown_timeout,
+            "prefetch_resets": options.prefetch_resets,
+            "memmap": options.memmap,
+            "caller_steps": options.caller_steps,
+        }
+        engine = Engine(factories, **{**chosen, **more})
+        self.__dict__["_engine"] = engine
+        if options.num_threads is not None and self._backend != "serial":
+            self.__dict__["_threads_before"] = torch.get_num_threads()
+            torch.set_num_threads(options.num_threads)
+        return engine
+
+    def _started(self) -> Rows:
+        """Returns the rows of the engine, started if it was not."""
+        rows: Rows | None = self.__dict__["_rows"]
+        owner = self.__dict__["_owner"]
+        if owner is not None:
+            self._running()
+            whole = owner._started()
+            if rows is None or rows.engine is not whole.engine:
+                rows = self.__dict__["_rows"] = whole.select(self._env_ids, self.reset_keys)
+            return rows
+        if rows is None:
+            engine = self._running()
+            # Envs that were asked for their own description ran before there were rows.
+            rows = self.__dict__["_rows"] or self._children.open(engine, self.reset_keys)
+            if rows is None:
+                self.close()
+                self._running()
+                rows = self.__dict__["_rows"]
+            self.__dict__["_rows"] = rows
+        assert rows is not None
+        return rows
 
     def close(self, *, raise_if_closed: bool = True) -> None:
         """Ends all envs and workers. The next `reset` or `step` starts new ones.
@@ -93,14 +144,22 @@ class Life:
         Raises:
             RuntimeError: it is closed already, and ``raise_if_closed`` is true.
         """
-        engine: Engine | None = self.__dict__["_engine"]
-        if engine is None:
+        if self.is_closed:
             if raise_if_closed:
                 raise RuntimeError("the env is closed already; pass raise_if_closed=False")
             return
+        self.__dict__["_rows"] = None
+        if self.__dict__["_owner"] is not None:
+            self.__dict__["_has_left"] = True  # a view leaves the envs to their owner
+            return
+        engine: Engine = self.__dict__["_engine"]
         self.__dict__["_engine"] = None
-        self.__dict__["_tables"] = None
-        engine.close()
+        threads = self.__dict__.pop("_threads_before", None)
+        try:
+            engine.close()
+        finally:
+            if threads is not None:
+                torch.set_num_threads(threads)
 
     def __enter__(self) -> Self:
         return self
@@ -110,19 +169,47 @@ class Life:
 
     def __getstate__(self) -> dict[str, Any]:
         # Processes do not travel: a copy is closed, and starts envs of its own.
-        return {**self.__dict__, "_engine": None, "_tables": None}
+        state = {**self.__dict__, "_engine": None, "_rows": None}
+        state.pop("_threads_before", None)
+        return state
 
-    def _ask(self, *names: str) -> Any:
-        """Returns the first of these attributes that the running env 0 has."""
-        for name in names[:-1]:
-            with suppress(EnvError):
-                return self._running().call(name, env_ids=[0])[0]
-        return self._running().call(names[-1], env_ids=[0])[0]
+    def _call(
+        self, name: str, *args: Any, env_ids: list[int] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Calls a method of each env, or reads an attribute; one value per env.
+
+        Raises: what the first env to fail raised, with a note that says which env it was.
+        """
+        order = self._env_ids if env_ids is None else env_ids
+        try:
+            values = self._running().call(name, *args, env_ids=order, **kwargs)
+            if order is None:
+                return values
+            # The engine answers in ascending order.
+            by_id = dict(zip(sorted(order), values, strict=True))
+            return [by_id[i] for i in order]
+        except EnvError as error:
+            cause = error.__cause__
+            if not isinstance(cause, Exception):
+                raise
+            cause.add_note(str(error))
+            raise cause from None
+
+    def _call_each(self, name: str, values: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Calls a method of each env with a first argument of its own."""
+        mine = range(self.num_workers) if self._env_ids is None else self._env_ids
+        return [
+            self._call(name, value, *args, env_ids=[i], **kwargs)[0]
+            for i, value in zip(mine, values, strict=True)
+        ]
 
     # --- seeds ---------------------------------------------------------------------
 
     def set_seed(self, seed: int | None = None, static_seed: bool = False) -> int | None:
         """Seeds all envs by TorchRL's chain, in one round trip.
+
+        The chain is worked out ahead. Where an env has a rule of its own for the seed
+        after it, as one that is a batch itself, the envs behind it are seeded anew.
 
         Args:
             seed: of env 0; ``None`` changes nothing.
@@ -133,7 +220,12 @@ class Life:
         """
         if seed is None:
             return None
-        self._seeds, following = self._running().seed(seed, static=static_seed)
+        engine = self._running()
+        if static_seed and self._children.seed_themselves:
+            self._seeds = [seed] * self.num_workers
+            self._call("set_seed", seed, static_seed=True)
+            return seed
+        self._seeds, following = engine.seed(seed, static=static_seed, env_ids=self._env_ids)
         return following
 
     def _set_seed(self, seed: int | None) -> None:

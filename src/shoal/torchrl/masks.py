@@ -12,9 +12,11 @@ import numpy as np
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tensordict import TensorDictBase
 
-__all__ = ["rows_to_reset", "rows_to_step"]
+__all__ = ["rows_to_reset", "rows_to_step", "step_mask"]
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +32,27 @@ def rows_to_reset(tensordict: TensorDictBase | None, num_envs: int) -> Array | N
 def rows_to_step(tensordict: TensorDictBase, num_envs: int) -> Array | None:
     """Returns the ids of the envs to step, ascending; ``None`` for all."""
     return _rows(tensordict, "_step", num_envs)
+
+
+def step_mask(tensordict: TensorDictBase, batch_size: Sequence[int]) -> Array | None:
+    """Returns the ``_step`` mask, bool ``[N, *batch of one env]``; ``None`` if it is all true.
+
+    Raises:
+        SpecError: it is not boolean, or has another size.
+    """
+    mask = tensordict.get("_step", None)
+    if mask is None:
+        return None
+    # A copy: it may change as soon as the call is over.
+    flags = np.array(mask.detach().cpu().numpy())
+    wanted = tuple(batch_size)
+    if flags.dtype != np.bool_ or flags.shape not in (wanted, (*wanted, 1)):
+        raise SpecError(
+            key="_step",
+            expected=f"bool of shape {wanted}",
+            actual=f"{flags.dtype} of shape {flags.shape}",
+        )
+    return None if flags.all() else flags.reshape(wanted)
 
 
 def _rows(tensordict: TensorDictBase | None, key: str, num_envs: int) -> Array | None:

@@ -7,13 +7,40 @@ how one is carried out.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import UsageError
 
-__all__ = ["BatchOptions", "as_list", "kwargs_per_reset", "kwargs_per_worker"]
+__all__ = [
+    "BatchOptions",
+    "as_list",
+    "kwargs_per_reset",
+    "kwargs_per_worker",
+    "resolve_buffers",
+    "resolve_sharing",
+]
+
+# What `configure_parallel` may change.
+_CHANGEABLE = frozenset(
+    {
+        "use_buffers",
+        "shared_memory",
+        "memmap",
+        "mp_start_method",
+        "num_threads",
+        "num_sub_threads",
+        "non_blocking",
+        "daemon",
+        "shutdown_timeout",
+        "num_processes",
+        "timeout",
+        "prefetch_resets",
+        "caller_steps",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +62,19 @@ class BatchOptions:
         shared_memory: the shared block is in memory.
         pin_memory: must be false, as in TorchRL.
         allow_step_when_done: must be false, as in TorchRL.
-        share_individual_td: without effect, as are all that follow: they tune mechanisms
-            of TorchRL's own that these classes do not have.
+        share_individual_td: true for results that are lazy stacks of one TensorDict per env.
+            ``None``: only if the envs' entries cannot be stacked densely. In a `SerialEnv`
+            of TorchRL envs, true also lets gradients through.
+        num_threads: torch threads of this process while the envs run; ``None`` leaves them.
+        num_sub_threads: torch threads of each worker with TorchRL envs.
+        non_blocking: copies to a device are asynchronous where that is safe; ``None`` is true.
+        use_buffers: false, in a `SerialEnv` of TorchRL envs, hands on what the envs return,
+            gradients included. In a `ParallelEnv` entries of fixed shape travel through shared
+            memory in any case, and others do not.
+        policy_proof: kept as an attribute.
+        consolidate: without effect: nothing that is large goes through a pipe.
+        daemon: without effect: workers end with the process that owns them in any case, and
+            may have children of their own.
     """
 
     num_processes: int | None = None
@@ -58,6 +96,27 @@ class BatchOptions:
     use_buffers: bool | None = None
     consolidate: bool = True
     daemon: bool = False
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether results in this process stay attached to their gradients."""
+        return self.share_individual_td is True or self.use_buffers is False
+
+    def changed(self, **options: Any) -> BatchOptions:
+        """Returns the options with some of them changed; ``None`` leaves one as it is.
+
+        Raises:
+            TypeError: one that cannot be changed.
+        """
+        if unknown := sorted(options.keys() - _CHANGEABLE):
+            raise TypeError(
+                f"configure_parallel has no option {unknown[0]!r}; it has"
+                f" {', '.join(sorted(_CHANGEABLE))}"
+            )
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.get("memmap") and "shared_memory" not in given:
+            given["shared_memory"] = False
+        return replace(self, **given)
 
     def __post_init__(self) -> None:
         if self.shared_memory and self.memmap:
@@ -143,3 +202,37 @@ def kwargs_per_reset(kwargs: dict[str, Any], num_envs: int) -> list[dict[str, An
             " give one per env"
         )
     return [{**own, **shared} for own in listed]
+
+
+def resolve_buffers(use_buffers: bool | None, *, is_dynamic: bool) -> bool:
+    """Returns whether all entries have a fixed shape and travel as arrays.
+
+    Args:
+        use_buffers: what was asked for.
+        is_dynamic: some entries have no fixed shape.
+    """
+    if use_buffers and is_dynamic:
+        warnings.warn(
+            "use_buffers=True was asked for, but some entries of the envs have no fixed shape;"
+            " these travel one by one",
+            stacklevel=4,
+        )
+    return use_buffers is not False and not is_dynamic
+
+
+def resolve_sharing(share_individual_td: bool | None, *, are_stackable: bool) -> bool:
+    """Returns whether results are lazy stacks of one TensorDict per env.
+
+    Args:
+        share_individual_td: what was asked for.
+        are_stackable: the envs' entries make one dense batch.
+
+    Raises:
+        ValueError: a dense batch was asked for, and cannot be.
+    """
+    if share_individual_td is False and not are_stackable:
+        raise ValueError(
+            "share_individual_td=False asks for dense results, but the entries of the envs have"
+            " different keys or shapes; leave it out"
+        )
+    return bool(share_individual_td) or not are_stackable

@@ -154,7 +154,8 @@ class _Buffers:
     def __init__(self, env: BatchedEnv, max_steps: int) -> None:
         self._env = env
         self._max_steps = max_steps
-        self._engine, self._tables = env._started()
+        self._tables: Any = env._started()
+        self._engine = self._tables.engine
         self._action_spec = env.full_action_spec
         assert self._tables.plain is not None
         self._leaves = [
@@ -201,7 +202,7 @@ class _Buffers:
                 if key not in self._own:
                     self._extras.setdefault(key, []).append(value)
             last = t == self._max_steps - 1
-            self._engine.step_rows(self._env._encode(root, self._engine), autoreset=not last)
+            self._tables.step(root, autoreset=not last)
             for column in self._columns:
                 column.write(t)
             if not last:

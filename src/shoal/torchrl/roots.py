@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import NonTensorStack, TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+)
 
 from shoal.torchrl.tables import as_non_tensor
 
@@ -60,8 +67,10 @@ def _kept(value: Any, keep: torch.Tensor | None) -> Any:
     return torch.where(rows, value, value.new_zeros(()))
 
 
-def repeat_idle(stepped: TensorDict, before: TensorDictBase, moved: torch.Tensor) -> None:
-    """Puts what a root says into the rows of a step's results that did not step.
+def repeat_idle(
+    stepped: TensorDictBase, before: TensorDictBase, moved: torch.Tensor
+) -> TensorDictBase:
+    """Returns a step's results with what the root says in the rows that did not step.
 
     Where the root has no such entry, or one of another shape, there are zeros; and
     ``None`` in place of objects.
@@ -69,21 +78,39 @@ def repeat_idle(stepped: TensorDict, before: TensorDictBase, moved: torch.Tensor
     Args:
         stepped: the results; changed.
         before: the root.
-        moved: bool ``[N]``, the rows that did step.
+        moved: bool ``[N, *batch of one env]``, what did step.
     """
-    for key, value in list(stepped._tensordict.items()):
+    if isinstance(stepped, LazyStackedTensorDict):
+        rows = [
+            repeat_idle(row, old, mask)
+            for row, old, mask in zip(
+                stepped.unbind(stepped.stack_dim),
+                before.unbind(stepped.stack_dim),
+                moved.unbind(stepped.stack_dim) if stepped.stack_dim < moved.ndim else moved,
+                strict=False,
+            )
+        ]
+        return LazyStackedTensorDict(*rows, stack_dim=stepped.stack_dim)
+    for key, value in list(stepped.items()):
         old = before.get(key, None)
-        if isinstance(value, NonTensorStack):
-            olds = [None] * len(moved) if old is None else old.tolist()
-            choices = zip(moved.tolist(), value.tolist(), olds, strict=True)
-            set_entry(stepped, key, as_non_tensor([new if m else o for m, new, o in choices]))
-        elif isinstance(value, TensorDict):
+        if isinstance(value, NonTensorStack | NonTensorData):
+            stepped.set(key, _idle_data(value, old, moved))
+        elif is_tensor_collection(value):
             repeat_idle(value, value.empty() if old is None else old, moved)
         else:
             fits = old is not None and old.shape == value.shape and old.dtype == value.dtype
-            rows = moved.reshape(-1, *[1] * (value.ndim - 1))
-            old = old if fits else torch.zeros_like(value)
-            set_entry(stepped, key, torch.where(rows, value, old))
+            mask = moved.reshape(*moved.shape, *[1] * (value.ndim - moved.ndim))
+            old = old.to(value.device) if fits else torch.zeros_like(value)
+            stepped.set(key, torch.where(mask.to(value.device), value, old))
+    return stepped
+
+
+def _idle_data(value: Any, old: Any, moved: torch.Tensor) -> Any:
+    if moved.ndim == 0:
+        return value if bool(moved) else NonTensorData(None) if old is None else old
+    olds = [None] * len(moved) if old is None else old.tolist()
+    choices = zip(moved.reshape(len(moved), -1).any(-1).tolist(), value.tolist(), olds, strict=True)
+    return as_non_tensor([new if m else o for m, new, o in choices])
 
 
 def complete(given: TensorDictBase, present: TensorDictBase) -> None:

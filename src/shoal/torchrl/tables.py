@@ -1,9 +1,6 @@
-"""Rows of the engine as fresh tensors, under the keys that TorchRL knows.
+"""Rows of Gymnasium envs as fresh tensors, under the keys that TorchRL knows.
 
 Knows torch, the codec of the spaces and the engine's rows. Does not know EnvBase.
-
-Everything returned here is new memory: the rows change with the next step, and what
-a caller has belongs to him.
 """
 
 from __future__ import annotations
@@ -12,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+
+from shoal.torchrl.masks import rows_to_reset, rows_to_step
+from shoal.torchrl.options import kwargs_per_reset
+from shoal.torchrl.selection import Selection, mixed
 
 from_numpy = torch.from_numpy
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.engine import Engine
+    from shoal.torchrl.infos import InfoReaders
     from shoal.torchrl.specs import SpaceCodec
 
 __all__ = ["Tables"]
@@ -29,14 +31,27 @@ Array = np.ndarray[Any, Any]
 
 
 class Tables:
-    """Tensor views of one engine's rows, made once, and the copies taken from them."""
+    """Tensor views of the rows of Gymnasium envs, made once, and the copies taken from them.
 
-    def __init__(self, engine: Engine, codec: SpaceCodec) -> None:
+    See `Rows` for what its members do.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: SpaceCodec,
+        infos: InfoReaders,
+        env_ids: Sequence[int] | None = None,
+    ) -> None:
         rows = engine.rows
+        self.engine = engine
+        self.steps_in_one = env_ids is None and not infos.needs_dicts
+        self._readers = infos
         self._gather = engine.gatherer
         self._codec = codec
-        self._num_envs = engine.num_envs
-        self._size = torch.Size([engine.num_envs])
+        self._chosen = Selection(engine.num_envs, env_ids)
+        self._num_envs = self._chosen.count
+        self._size = torch.Size([self._num_envs])
         # With the trailing dimension that TorchRL gives to rewards and flags. Small copies
         # are made by numpy, which takes a third of the time that torch takes.
         self._reward = rows.reward.reshape(-1, 1)
@@ -49,7 +64,11 @@ class Tables:
         flat = codec.observation_is_identity and not codec.object_observations
         # The common case: a few tensors, each under a name of its own.
         self.plain: list[tuple[str, Array, Array]] | None = None
-        if flat and all(isinstance(key, str) for key, _ in codec.identity_observations):
+        if (
+            flat
+            and env_ids is None
+            and all(isinstance(key, str) for key, _ in codec.identity_observations)
+        ):
             self.plain = [
                 (str(key), *self._leaves[path]) for key, path in codec.identity_observations
             ]
@@ -64,45 +83,94 @@ class Tables:
         """Bool ``[N]``: whose present observation is that of a reset; ``None`` for nobody."""
         return self._gather.is_fresh if self._gather.any_fresh else None
 
+    def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> Tables:
+        """Returns the rows of some envs, in this order."""
+        return Tables(self.engine, self._codec, self._readers, env_ids)
+
+    # --- calls ---------------------------------------------------------------------
+
+    def encode(self, tensordict: TensorDictBase) -> Any:
+        """Returns the actions of all envs."""
+        codec, actions = self._codec, {}
+        for key in codec.action_keys:
+            value = tensordict.get(key, None)
+            if value is not None:
+                actions[key] = value.tolist() if key in codec.object_actions else value
+        return codec.encode_action(actions, self._num_envs)
+
+    def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
+        """Steps the envs, or those in the mask."""
+        actions = self.encode(tensordict)
+        ids = rows_to_step(tensordict, self._num_envs)
+        self.engine.step_rows(
+            self._chosen.ordered(actions, ids), self._chosen.env_ids(ids), autoreset=autoreset
+        )
+        if ids is None:
+            return None
+        moved = torch.zeros(self._num_envs, dtype=torch.bool)
+        moved[from_numpy(ids)] = True
+        return moved
+
+    def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
+        """Resets the envs, or those in the mask."""
+        ids = rows_to_reset(tensordict, self._num_envs)
+        per_env = kwargs_per_reset(kwargs, self._num_envs)
+        if ids is None or len(ids):
+            if per_env is not None:
+                per_env = self._chosen.ordered_list(per_env, ids)
+            self.engine.reset_rows(self._chosen.env_ids(ids), kwargs=per_env)
+
     # --- what a step returned ------------------------------------------------------
 
-    def stepped(self) -> Tensors:
-        """Returns the tensors of ``next``: the last step, terminal observations included."""
+    def stepped(self) -> TensorDictBase:
+        """Returns ``next`` of the last step, terminal observations included."""
+        made = TensorDict._new_unsafe(self._stepped(), batch_size=self._size)
+        return self._readers.read(made, self, 0) if self._readers.needs_dicts else made
+
+    def _stepped(self) -> Tensors:
         if self.plain is not None:
             found: Tensors = {key: from_numpy(rows.copy()) for key, rows, _ in self.plain}
         else:
-            leaves = {path: from_numpy(pair[0].copy()) for path, pair in self._leaves.items()}
+            pick = self._chosen.pick
+            leaves = {path: from_numpy(pick(pair[0])) for path, pair in self._leaves.items()}
             found = self._decode(leaves, 0)
             for path, pair in self._infos.items():
-                put(found, path, from_numpy(pair[0].copy()), self._size)
-        found["reward"] = from_numpy(self._reward.astype(np.float32))
-        found["done"] = from_numpy(self._terminated | self._truncated)
-        found["terminated"] = from_numpy(self._terminated.copy())
-        found["truncated"] = from_numpy(self._truncated.copy())
+                put(found, path, from_numpy(pick(pair[0])), self._size)
+        terminated, truncated = self._flags()
+        found["reward"] = from_numpy(self._chosen.pick(self._reward).astype(np.float32))
+        found["done"] = from_numpy(terminated | truncated)
+        found["terminated"] = from_numpy(terminated)
+        found["truncated"] = from_numpy(truncated)
         return found
 
-    def present(self, *, none_at_end: bool = False) -> Tensors:
-        """Returns the tensors of the root: what to act on now, with its done flags.
+    def _flags(self) -> tuple[Array, Array]:
+        return self._chosen.pick(self._terminated), self._chosen.pick(self._truncated)
 
-        Args:
-            none_at_end: the caller knows that no row is at the end of an episode.
-        """
+    def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
+        """Returns the root: what to act on now, with its done flags."""
+        found = self._present(none_at_end=none_at_end)
+        made = TensorDict._new_unsafe(found, batch_size=self._size)
+        return self._readers.read(made, self, 1) if self._readers.needs_dicts else made
+
+    def _present(self, *, none_at_end: bool) -> Tensors:
         fresh = self._gather.is_fresh
         newer = np.flatnonzero(fresh) if self._gather.any_fresh else None
         if self.plain is not None:
             found: Tensors = {key: mixed(pair, newer) for key, *pair in self.plain}
         else:
-            leaves = {path: mixed(pair, newer) for path, pair in self._leaves.items()}
+            pick = self._chosen.pick_mixed
+            leaves = {path: pick(pair, newer) for path, pair in self._leaves.items()}
             found = self._decode(leaves, None)
             for path, pair in self._infos.items():
-                put(found, path, mixed(pair, newer), self._size)
-        flags = self._terminated, self._truncated
-        if not none_at_end and (flags[0] | flags[1])[~fresh].any():
-            old = ~fresh.reshape(-1, 1)
-            found["done"] = from_numpy((flags[0] | flags[1]) & old)
-            found["terminated"] = from_numpy(flags[0] & old)
-            found["truncated"] = from_numpy(flags[1] & old)
-            return found
+                put(found, path, pick(pair, newer), self._size)
+        if not none_at_end:
+            terminated, truncated = self._flags()
+            old = ~self._chosen.pick(fresh).reshape(-1, 1)
+            if ((terminated | truncated) & old).any():
+                found["done"] = from_numpy((terminated | truncated) & old)
+                found["terminated"] = from_numpy(terminated & old)
+                found["truncated"] = from_numpy(truncated & old)
+                return found
         for name in ("done", "terminated", "truncated"):
             found[name] = from_numpy(np.zeros((self._num_envs, 1), np.bool_))
         return found
@@ -117,7 +185,7 @@ class Tables:
                 values = np.where(self._gather.is_fresh, rows[1], rows[0])
             else:
                 values = rows[which]
-            leaves[path] = list(values)
+            leaves[path] = list(self._chosen.pick(values))
         found: Tensors = {}
         objects = set(self._codec.object_observations)
         for key, value in self._codec.decode_observation(leaves).items():
@@ -127,24 +195,14 @@ class Tables:
 
     def infos(self, which: int) -> list[dict[str, Any]]:
         """Returns whole info dicts: of the last steps (0) or resets (1), one per env."""
-        return self._gather.infos if which == 0 else self._gather.reset_infos
+        return self._chosen.pick_list(
+            self._gather.infos if which == 0 else self._gather.reset_infos
+        )
 
 
 def as_non_tensor(values: list[Any]) -> NonTensorStack:
     """Returns one Python object per env as TorchRL carries them."""
     return NonTensorStack(*[NonTensorData(value) for value in values])
-
-
-def mixed(pair: Sequence[Array], newer: Array | None) -> torch.Tensor:
-    """Returns rows of the last step, or of the last reset for the ids in ``newer``."""
-    stepped, reset = pair
-    if newer is not None and len(newer) == len(stepped):
-        return from_numpy(reset.copy())
-    present = stepped.copy()
-    if newer is not None:
-        # In numpy: torch cannot index its unsigned dtypes.
-        present[newer] = reset[newer]
-    return from_numpy(present)
 
 
 def put(found: Tensors, path: tuple[str, ...], value: Any, size: torch.Size) -> None:

@@ -1,4 +1,4 @@
-"""What backends share: one spec for all envs, words for failures, envs in this thread."""
+"""What backends share: words for failures, envs in this thread."""
 
 from __future__ import annotations
 
@@ -9,59 +9,22 @@ import cloudpickle
 
 from shoal.engine.core.layout import Arrays, Status
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, Returned, SeedEnvs
-from shoal.engine.spec import EnvSpec, LeafPath, describe_path
 from shoal.engine.worker.host import Host, build_envs, own_copy
-from shoal.errors import EnvError, SpecError, StartError
+from shoal.errors import EnvError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.engine.env import Env, EnvFactory
+    from shoal.engine.spec import EnvSpec, LeafPath
 
 __all__ = [
     "LocalHost",
-    "agree_on_spec",
     "build_here",
     "close_envs",
     "env_error",
     "start_error",
 ]
-
-
-def agree_on_spec(specs: Sequence[EnvSpec]) -> EnvSpec:
-    """Returns the spec that all envs share.
-
-    Raises:
-        SpecError: an env's leaves differ from those of env 0.
-    """
-    first = specs[0]
-    for env_id, spec in enumerate(specs):
-        if spec is first:
-            continue
-        for root in ("observation", "action", "info"):
-            _compare(root, getattr(first, root), getattr(spec, root), env_id)
-    return first
-
-
-def _compare(root: str, first: Mapping[Any, Any], other: Mapping[Any, Any], env_id: int) -> None:
-    hint = "All envs of one engine share their leaves, shapes and dtypes."
-    for path in {**first, **other}:
-        if first.get(path) != other.get(path):
-            raise SpecError(
-                env_id=env_id,
-                key=describe_path(root, path),
-                expected=f"{first.get(path, 'absent')} as in env 0",
-                actual=str(other.get(path, "absent")),
-                hint=hint,
-            )
-    if list(first) != list(other):
-        raise SpecError(
-            env_id=env_id,
-            key=root,
-            expected=f"leaves in the order of env 0, {list(first)}",
-            actual=str(list(other)),
-            hint=hint,
-        )
 
 
 def env_error(failure: EnvFailure) -> EnvError:
@@ -126,14 +89,20 @@ class LocalHost:
     """
 
     def __init__(
-        self, envs: Sequence[Env], first_id: int, arrays: Arrays, *, keep_infos: bool
+        self,
+        envs: Sequence[Env],
+        first_id: int,
+        arrays: Arrays,
+        spec: EnvSpec,
+        *,
+        keep_infos: bool,
     ) -> None:
         self.first_id = first_id
         self.notes: dict[int, EnvNotes] = {}
         self._envs = envs
         self._own = slice(first_id, first_id + len(envs))
         self._arrays = arrays
-        self._host: Host | None = Host(envs, first_id, arrays, keep_infos=keep_infos)
+        self._host: Host | None = Host(envs, first_id, arrays, spec, keep_infos=keep_infos)
 
     def run_pending(self) -> None:
         """Carries out what the op rows say, here and now."""

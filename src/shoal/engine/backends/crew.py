@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from shoal.engine.backends.common import agree_on_spec, start_error
+from shoal.engine.backends.common import start_error
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.layout import Layout, Word, plan_layout
 from shoal.engine.core.lifecycle import Worker, WorkerState, on_exit, on_stop, on_up
+from shoal.engine.core.merge import agree_on_spec
 from shoal.engine.core.messages import (
     Attached,
     AttachSlab,
@@ -31,6 +32,7 @@ from shoal.engine.system.memory import Slab
 from shoal.engine.system.poller import Poller
 from shoal.engine.system.process import ServerProcess, StartMethod
 from shoal.engine.system.server import Exited, Spawned
+from shoal.engine.system.sharing import dumps_sharing
 from shoal.errors import StartError, StartTimeout, UsageError, WorkerDied, describe_exit
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Crew:
         num_spinning: int,
         on_disk: bool,
         more_specs: Sequence[EnvSpec] = (),
+        mixed_specs: bool = False,
         deadline: Deadline,
     ) -> Crew:
         """Starts workers, lets them build their envs, and maps the slab.
@@ -107,19 +110,20 @@ class Crew:
                 command = BuildEnvs(
                     worker_id=worker.worker_id,
                     env_ids=tuple(worker.env_ids),
-                    factories=b"" if packed is None else packed[worker.worker_id],
+                    factories=b"" if packed is None else packed[worker.worker_id][0],
                     keep_infos=keep_infos,
                     may_spin=worker.worker_id < num_spinning,
                 )
                 # One that has ended will be told with its exit code, below.
                 with suppress(ChannelClosed):
-                    crew.channels[worker.worker_id].send(command, deadline)
+                    fds = () if packed is None else packed[worker.worker_id][1]
+                    crew.channels[worker.worker_id].send(command, deadline, fds)
             built = crew._wait_for_each(Built, deadline)
             specs = [spec for reply in built for spec in reply.specs]
-            spec = agree_on_spec([*specs, *more_specs])
+            spec = agree_on_spec([*specs, *more_specs], mixed=mixed_specs)
             num_envs = len(specs) + len(more_specs)
-            crew._attach(plan_layout(spec, num_envs, len(ranges)), on_disk, deadline)
             crew.spec = spec
+            crew._attach(plan_layout(spec, num_envs, len(ranges)), spec, on_disk, deadline)
             undo.pop_all()
             return crew
 
@@ -146,14 +150,14 @@ class Crew:
             finally:
                 theirs.close()
 
-    def _attach(self, layout: Layout, on_disk: bool, deadline: Deadline) -> None:
+    def _attach(self, layout: Layout, spec: EnvSpec, on_disk: bool, deadline: Deadline) -> None:
         self.layout = layout
         self.slab = Slab.create(layout.nbytes, on_disk=on_disk)
         engine = self.engine_bell
         for channel, bell in zip(self.channels, self.bells, strict=True):
             fds = [self.slab.fd, bell.fd, bell.ring_fd, engine.fd, engine.ring_fd]
             with suppress(ChannelClosed):
-                channel.send(AttachSlab(layout), deadline, fds)
+                channel.send(AttachSlab(layout, spec), deadline, fds)
         self._wait_for_each(Attached, deadline)
 
     def _wait_for_each(self, kind: type, deadline: Deadline) -> list[Any]:
@@ -317,11 +321,13 @@ class Crew:
             self.slab.close()
 
 
-def _pack(factories: Sequence[EnvFactory], ranges: Sequence[range]) -> list[bytes]:
+def _pack(
+    factories: Sequence[EnvFactory], ranges: Sequence[range]
+) -> list[tuple[bytes, list[int]]]:
     packed = []
     for env_ids in ranges:
         try:
-            packed.append(cloudpickle.dumps([factories[env_id] for env_id in env_ids]))
+            packed.append(_pack_some([factories[env_id] for env_id in env_ids]))
         except Exception as exc:
             raise UsageError(
                 f"the function that makes envs {env_ids.start} to {env_ids.stop - 1} cannot be"
@@ -329,3 +335,9 @@ def _pack(factories: Sequence[EnvFactory], ranges: Sequence[range]) -> list[byte
                 " parts inside the function, or use the start method 'fork'."
             ) from exc
     return packed
+
+
+def _pack_some(factories: list[EnvFactory]) -> tuple[bytes, list[int]]:
+    if any(getattr(factory, "shares_memory", False) for factory in factories):
+        return dumps_sharing(factories)
+    return cloudpickle.dumps(factories), []

@@ -36,7 +36,9 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
         StartTimeout: the envs did not stand in time.
     """
     if config.backend == "serial":
-        return SerialBackend(factories, keep_infos=config.keep_infos)
+        return SerialBackend(
+            factories, keep_infos=config.keep_infos, mixed_specs=config.mixed_specs
+        )
     num_envs, requested = len(factories), config.num_processes
     num_workers = choose_num_workers(num_envs, requested, count_usable_cores())
     are_cheap = all(getattr(factory, "is_cheap", False) for factory in factories)
@@ -54,7 +56,7 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
     except BaseException:
         close_envs(envs)
         raise
-    local = LocalHost(envs, first, remote.arrays, keep_infos=config.keep_infos)
+    local = LocalHost(envs, first, remote.arrays, remote.spec, keep_infos=config.keep_infos)
     return SharedBackend(remote, local)
 
 
@@ -71,5 +73,6 @@ def _open_processes(
         keep_infos=config.keep_infos,
         on_disk=config.memmap,
         more_specs=more_specs,
+        mixed_specs=config.mixed_specs,
         deadline=Deadline.after(config.start_timeout),
     )

@@ -112,6 +112,7 @@ class ProcessBackend:
         keep_infos: bool,
         on_disk: bool,
         more_specs: Sequence[EnvSpec] = (),
+        mixed_specs: bool = False,
         deadline: Deadline,
     ) -> None:
         num_cores = count_usable_cores()
@@ -126,6 +127,7 @@ class ProcessBackend:
             num_spinning=spinning,
             on_disk=on_disk,
             more_specs=more_specs,
+            mixed_specs=mixed_specs,
             deadline=deadline,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._crew)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.engine.backends.common import LocalHost, agree_on_spec, build_here, close_envs
+from shoal.engine.backends.common import LocalHost, build_here, close_envs
 from shoal.engine.core.layout import plan_layout, view_arrays
+from shoal.engine.core.merge import agree_on_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +27,15 @@ __all__ = ["SerialBackend"]
 class SerialBackend:
     """Runs every env in the thread that calls."""
 
-    def __init__(self, factories: Sequence[EnvFactory], *, keep_infos: bool) -> None:
+    def __init__(
+        self, factories: Sequence[EnvFactory], *, keep_infos: bool, mixed_specs: bool = False
+    ) -> None:
         envs = build_here(factories, 0)
         try:
-            self.spec = agree_on_spec([env.spec for env in envs])
+            self.spec = agree_on_spec([env.spec for env in envs], mixed=mixed_specs)
             layout = plan_layout(self.spec, len(envs), 1)
             self.arrays = view_arrays(layout, np.zeros(layout.nbytes, np.uint8))
-            self._host = LocalHost(envs, 0, self.arrays, keep_infos=keep_infos)
+            self._host = LocalHost(envs, 0, self.arrays, self.spec, keep_infos=keep_infos)
         except BaseException:
             close_envs(envs)
             raise

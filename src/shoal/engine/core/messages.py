@@ -46,7 +46,7 @@ class BuildEnvs:
 
     worker_id: int
     env_ids: tuple[int, ...]
-    factories: bytes  # cloudpickle of one factory per env
+    factories: bytes  # one factory per env, pickled; descriptors come along
     keep_infos: bool
     may_spin: bool
 
@@ -56,6 +56,7 @@ class AttachSlab:
     """Map the slab (its descriptor comes along) and begin to serve."""
 
     layout: Layout
+    spec: EnvSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ __all__ = ["Channel", "ChannelClosed", "dumps", "loads"]
 
 _HEADER = struct.Struct("<QI")  # length of the body, number of descriptors with it
 _CHUNK = 1 << 20
-_MAX_FDS = 8
+_MAX_FDS = 250  # Linux allows 253 with one message
 _FD_SIZE = array.array("i").itemsize
 
 

@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 
 from shoal.engine.core.layout import Arrays, Op, Status
+from shoal.engine.core.merge import builder_from, flattener_to
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, SeedEnvs
 from shoal.engine.spec import ArraySpec, LeafPath, describe_path
 from shoal.engine.worker.rows import ObservationWriter, as_flag, as_reward, leaf_writer
@@ -24,6 +25,7 @@ from shoal.errors import SpecError
 
 if TYPE_CHECKING:
     from shoal.engine.env import Env, EnvFactory
+    from shoal.engine.spec import EnvSpec
 
 __all__ = ["Host", "build_envs", "describe_failure", "own_copy"]
 
@@ -73,7 +75,13 @@ class Host:
     """
 
     def __init__(
-        self, envs: Sequence[Env], first_id: int, arrays: Arrays, *, keep_infos: bool
+        self,
+        envs: Sequence[Env],
+        first_id: int,
+        arrays: Arrays,
+        spec: EnvSpec,
+        *,
+        keep_infos: bool,
     ) -> None:
         self.envs = envs
         self.first_id = first_id
@@ -89,8 +97,7 @@ class Host:
         self._rewards: Any = memoryview(arrays.reward[own])  # type: ignore[arg-type]
         self._terminated = arrays.terminated[own]
         self._truncated = arrays.truncated[own]
-        spec = envs[0].spec
-        flatteners = [env.flatten_observation for env in envs]
+        flatteners = [flattener_to(spec, env.spec, env.flatten_observation) for env in envs]
         self._writer, self._reset_writer = (
             ObservationWriter(spec.observation, {p: a[own] for p, a in rows.items()}, flatteners)
             for rows in (arrays.observation, arrays.reset_observation)
@@ -100,7 +107,8 @@ class Host:
             arrays.action[path][own] if isinstance(leaf, ArraySpec) else path
             for path, leaf in spec.action.items()
         ]
-        self._action_is_leaf = all(env.build_action is None for env in envs)
+        self._builders = [builder_from(spec, env.spec, env.build_action) for env in envs]
+        self._action_is_leaf = all(build is None for build in self._builders)
         self._action_objects: dict[int, Mapping[LeafPath, Any]] = {}
         self._unbuilt: dict[int, Callable[[Any], Any]] = {}  # stand-ins for steps that cannot be
         self._info_writers, self._reset_info_writers = (
@@ -193,7 +201,7 @@ class Host:
         ]
 
     def _build_action(self, i: int, leaves: Sequence[Any]) -> Any:
-        build = self.envs[i].build_action
+        build = self._builders[i]
         try:
             return leaves[0] if build is None else build(leaves)
         except Exception as exc:  # noqa: BLE001 - border: foreign code

@@ -11,8 +11,6 @@ import platform
 import threading
 from typing import Any
 
-import cloudpickle
-
 from shoal.engine.core.deadline import NEVER, Deadline, stopwatch
 from shoal.engine.core.layout import Word, view_arrays
 from shoal.engine.core.messages import (
@@ -36,6 +34,7 @@ from shoal.engine.system.bell import Bell
 from shoal.engine.system.channel import Channel, ChannelClosed, dumps
 from shoal.engine.system.memory import Slab
 from shoal.engine.system.poller import Poller
+from shoal.engine.system.sharing import loads_sharing
 from shoal.engine.worker.host import Host, build_envs, describe_failure
 
 __all__ = ["ENTRY", "main"]
@@ -53,19 +52,19 @@ _NOTES, _MAIL = int(Word.NOTES), int(Word.MAIL)
 def main(channel: Channel, inherited: Any) -> None:
     """Runs one worker until it is told to leave or the engine is gone."""
     try:
-        command, _ = channel.recv(NEVER)
+        command, fds = channel.recv(NEVER)
         assert isinstance(command, BuildEnvs)
-        _work(channel, command, inherited)
+        _work(channel, command, fds, inherited)
     except ChannelClosed:
         return  # the engine is gone; nobody is left to tell
 
 
-def _work(channel: Channel, build: BuildEnvs, inherited: Any) -> None:
+def _work(channel: Channel, build: BuildEnvs, fds: list[int], inherited: Any) -> None:
     if inherited is not None:
         factories = [inherited[env_id] for env_id in build.env_ids]
     else:
         try:
-            factories = cloudpickle.loads(build.factories)
+            factories = loads_sharing(build.factories, fds)
         except Exception as exc:  # noqa: BLE001 - border: what they need may be missing here
             channel.send(BuildFailed(describe_failure(build.env_ids[0], "build", exc)), NEVER)
             return
@@ -82,7 +81,7 @@ def _work(channel: Channel, build: BuildEnvs, inherited: Any) -> None:
         assert isinstance(attach, AttachSlab)
         slab = Slab.attach(fds[0], attach.layout.nbytes)
         arrays = view_arrays(attach.layout, slab.memory)
-        host = Host(envs, build.env_ids[0], arrays, keep_infos=build.keep_infos)
+        host = Host(envs, build.env_ids[0], arrays, attach.spec, keep_infos=build.keep_infos)
         envs = []  # the host closes them from here on
         loop = _Loop(build, channel, host, arrays, Bell(fds[1], fds[2]), Bell(fds[3], fds[4]))
         channel.send(Attached(), NEVER)

@@ -1,0 +1,403 @@
+"""A TorchRL env as the engine's env: everything a step takes or returns is a leaf.
+
+Knows torch, tensordict and TorchRL's EnvBase. Does not know the engine or workers.
+Imported only where such an env lives.
+
+What the engine calls the observation holds everything that a step returns here:
+observations, rewards and done flags of any nesting. What it calls the action holds
+everything that a step takes: actions and states, and what the caller has put into
+``next``, as recurrent policies do.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torchrl.envs.common import EnvMetaData
+from torchrl.envs.utils import _terminated_or_truncated
+
+from shoal.adapters.calls import SPECIAL, answer, call_or_read
+from shoal.adapters.torchrl_trees import Leaf, as_data, leaves_of, read, to_numpy, tree_of, write
+from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath, LeafSpec, describe_path
+from shoal.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tensordict import TensorDictBase
+    from torchrl.envs import EnvBase
+
+    from shoal.adapters.torchrl_trees import Branch
+
+__all__ = ["GIVEN", "NEXT", "STEP_MASK", "Inputs", "TorchRLEnv", "call_env", "split_locks"]
+
+GIVEN = ("<given>",)
+"""An action leaf: which states, then which entries of ``next``, the caller gave. Bits."""
+STEP_MASK = ("<step>",)
+"""An action leaf of envs with a batch of their own: which of it to step."""
+NEXT = "<next>"
+"""First key of the action leaves that were found in ``next``."""
+
+_MAX_BITS = 63
+
+
+class Inputs:
+    """What a step of one env takes, read off its specs.
+
+    Attributes:
+        actions: the tree of the actions, all of which have to be given.
+        states: the tree of the states; the env knows those that are not given.
+        following: the tree of states that the env returns too, so that a policy may have
+            put them into ``next``.
+        has_mask: the env has a batch, part of which may be stepped.
+        leaves: all of it as action leaves of the engine.
+    """
+
+    def __init__(self, specs: Mapping[Any, Any], batch_size: torch.Size) -> None:
+        inputs, outputs = specs["input_spec"], specs["output_spec"]
+        self.actions = tree_of(inputs["full_action_spec"])
+        self.states = tree_of(inputs["full_state_spec"])
+        returned = {leaf.path for leaf in leaves_of(tree_of(outputs["full_observation_spec"]))}
+        self.following = _only(self.states, returned)
+        self.has_mask = bool(batch_size)
+        self.state_leaves = list(leaves_of(self.states))
+        self.next_leaves = list(leaves_of(self.following))
+        self.leaves: dict[LeafPath, LeafSpec] = {
+            leaf.path: leaf.spec for leaf in leaves_of(self.actions)
+        }
+        self.action_leaves = list(leaves_of(self.actions))
+        # A state may be an action, too: then it has been given.
+        self.state_leaves = [leaf for leaf in self.state_leaves if leaf.path not in self.leaves]
+        self.states = _only(self.states, {leaf.path for leaf in self.state_leaves})
+        self.leaves.update({leaf.path: leaf.spec for leaf in self.state_leaves})
+        self.leaves.update({(NEXT, *leaf.path): leaf.spec for leaf in self.next_leaves})
+        if len(self.state_leaves) + len(self.next_leaves) > _MAX_BITS:
+            raise SpecError(
+                key="full_state_spec",
+                expected=f"at most {_MAX_BITS} states, those in next among them",
+                actual=f"{len(self.state_leaves)} and {len(self.next_leaves)}",
+            )
+        self.has_bits = bool(self.state_leaves)
+        if self.has_bits:
+            self.leaves[GIVEN] = ArraySpec((), np.dtype(np.int64))
+        if self.has_mask:
+            self.leaves[STEP_MASK] = ArraySpec(tuple(batch_size), np.dtype(np.bool_))
+
+
+def _only(branch: Branch, paths: set[LeafPath]) -> Branch:
+    """Returns the part of a tree with these leaves; none of a lazy stack."""
+    from shoal.adapters.torchrl_trees import Branch
+
+    children: dict[str, Any] = {}
+    for name, child in branch.children.items():
+        if isinstance(child, Leaf):
+            if child.path in paths:
+                children[name] = child
+        elif isinstance(child, Branch):
+            inner = _only(child, paths)
+            if inner.children:
+                children[name] = inner
+        elif any(leaf.path in paths for leaf in leaves_of(child)):
+            children[name] = child
+    return Branch(branch.batch_size, children)
+
+
+class TorchRLEnv:
+    """An ``EnvBase`` as the engine sees it.
+
+    Attributes:
+        env: the TorchRL env.
+        spec: its leaves: what a step takes, and what it returns.
+    """
+
+    def __init__(self, env: EnvBase, *, keep_graph: bool = False, seeds_all: bool = False) -> None:
+        """Reads the specs; does not reset the env.
+
+        Args:
+            env: the TorchRL env.
+            keep_graph: steps and resets record gradients, and every leaf is an object, so
+                that they stay attached to it. Only within one process.
+            seeds_all: a seed is for torch's, numpy's and Python's global generators, too.
+        """
+        self.env = env
+        self._keep_graph = keep_graph
+        self._seeds_all = seeds_all
+        specs = env.specs
+        outputs = specs["output_spec"]
+        self._inputs = Inputs(specs, env.batch_size)
+        self._outputs = tree_of(
+            outputs["full_observation_spec"],
+            outputs["full_reward_spec"],
+            outputs["full_done_spec"],
+        )
+        self._leaves = list(leaves_of(self._outputs))
+        self.spec = EnvSpec(
+            observation={leaf.path: self._travels(leaf.spec) for leaf in self._leaves},
+            action={
+                path: leaf if path in (GIVEN, STEP_MASK) else self._travels(leaf)
+                for path, leaf in self._inputs.leaves.items()
+            },
+        )
+        rewards = {leaf.path for leaf in leaves_of(tree_of(outputs["full_reward_spec"]))}
+        self._none_after_reset = [
+            np.zeros(leaf.spec.shape, leaf.spec.dtype)
+            if leaf.path in rewards and isinstance(leaf.spec, ArraySpec)
+            else None
+            for leaf in self._leaves
+        ]
+        self._may_miss = rewards
+        self._done_spec = outputs["full_done_spec"]
+        self._simple_done = bool(env._simple_done)
+        self._resets_itself = bool(env.__dict__.get("_torchrl_native_autoreset", False))
+        # What the env returned last. A stateless env reads its own past from it, and a
+        # caller need not send it back.
+        self._root: TensorDictBase | None = None
+        self.flatten_observation: Callable[[Any], Sequence[Any]] | None = self._flatten
+        self.build_action: Callable[[Sequence[Any]], Any] | None = tuple
+
+    def _travels(self, spec: LeafSpec) -> LeafSpec:
+        from shoal.engine.spec import ObjectSpec
+
+        if self._keep_graph and isinstance(spec, ArraySpec):
+            return ObjectSpec(str(spec))
+        return spec
+
+    # --- the contract --------------------------------------------------------------
+
+    def step(self, action: Sequence[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Steps the env with the leaves of ``spec.action``.
+
+        Returns:
+            What ``next`` holds, and whether part of the env is to be reset.
+        """
+        with torch.set_grad_enabled(self._keep_graph and torch.is_grad_enabled()):
+            tensordict = self._take_inputs(action)
+            if self._resets_itself:
+                tensordict, self._root = self.env.step_and_maybe_reset(tensordict)
+                following = tensordict.get("next")
+            else:
+                tensordict = self.env.step(tensordict)
+                root = self.env._step_mdp(tensordict)
+                if self.env._post_step_mdp_hooks is not None:
+                    tensordict, root = self.env._post_step_mdp_hooks(tensordict, root)
+                following = tensordict.get("next")
+                self._root = root
+            return following, 0.0, self._has_ended(following), False, {}
+
+    def _has_ended(self, following: TensorDictBase) -> bool:
+        if self._simple_done:
+            return bool(following.get("done").any())
+        return bool(_terminated_or_truncated(following.copy(), self._done_spec, key=None))
+
+    def _take_inputs(self, leaves: Sequence[Any]) -> TensorDictBase:
+        inputs = self._inputs
+        values = iter(leaves)
+        tensordict = self._present()
+        write(
+            inputs.actions,
+            tensordict,
+            iter([_entry(leaf, next(values)) for leaf in inputs.action_leaves]),
+        )
+        states = [_entry(leaf, next(values)) for leaf in inputs.state_leaves]
+        following = [_entry(leaf, next(values)) for leaf in inputs.next_leaves]
+        if inputs.has_bits:
+            bits = int(next(values))
+            states = [value if bits >> k & 1 else None for k, value in enumerate(states)]
+            write(inputs.states, tensordict, iter(states))
+            bits >>= len(states)
+            if bits:
+                following = [value if bits >> k & 1 else None for k, value in enumerate(following)]
+                preset = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
+                write(inputs.following, preset, iter(following))
+                tensordict.set("next", preset)
+        if inputs.has_mask:
+            mask = next(values)
+            if not mask.all():
+                tensordict.set("_step", torch.from_numpy(mask))
+        return tensordict
+
+    def reset(
+        self,
+        seed: int | None = None,
+        tensordict: Mapping[LeafPath, Any] | None = None,
+        *,
+        after_end: bool = True,
+        **kwargs: Any,
+    ) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Resets the env, or the part of its batch that has ended or that a mask names.
+
+        Without arguments it does what ``EnvBase.maybe_reset`` does after a step.
+
+        Args:
+            seed: seeds the env first, and resets all of it.
+            tensordict: entries that its reset may read, a ``_reset`` mask among them.
+            after_end: false resets all of it, even if only a part has ended.
+            **kwargs: handed to the env's own reset.
+        """
+        with torch.set_grad_enabled(self._keep_graph and torch.is_grad_enabled()):
+            if seed is not None:
+                self.seed(seed)
+            explicit = seed is not None or tensordict is not None or kwargs or not after_end
+            if self._root is not None and not explicit:
+                root = self._root if self._resets_itself else self.env.maybe_reset(self._present())
+            elif tensordict is None:
+                root = self.env.reset(**kwargs)
+            else:
+                given = self._given(tensordict)
+                if all(path[-1] == "_reset" for path in tensordict):
+                    kwargs["select_reset_only"] = True
+                root = self.env.reset(given, **kwargs)
+            self._root = root
+            return root, {}
+
+    def _given(self, entries: Mapping[LeafPath, Any]) -> TensorDictBase:
+        has_mask = any(path[-1] == "_reset" for path in entries)
+        if has_mask and self._root is not None:
+            given = self._present()
+        else:
+            given = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
+        for path, value in entries.items():
+            if isinstance(value, np.ndarray):
+                value = torch.from_numpy(value)
+            elif not isinstance(value, torch.Tensor | TensorDict):
+                value = as_data(value, 0)
+            given.set(path, value)
+        return given
+
+    def seed(self, seed: int | None) -> int | None:
+        """Seeds the env; returns the seed that its own rule has for the env after it."""
+        if seed is None:
+            return None
+        if self._seeds_all:
+            _seed_generators(seed)
+        following: int | None = self.env.set_seed(seed)
+        return following
+
+    def save_rng(self) -> object:
+        """Returns the states of the global generators and, if found, the env's own."""
+        own = _own_generator(self.env)
+        own_state = None if own is None else own.bit_generator.state
+        return torch.get_rng_state(), np.random.get_state(), random.getstate(), own_state
+
+    def load_rng(self, state: object) -> None:
+        """Puts back what `save_rng` returned."""
+        if not isinstance(state, tuple):
+            return
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+        random.setstate(state[2])
+        own = _own_generator(self.env)
+        if own is not None and state[3] is not None:
+            own.bit_generator.state = state[3]
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a method of the env, or returns an attribute; see `call_env`."""
+        if name == "set_seed" and args and self._seeds_all:
+            _seed_generators(args[0])
+        return call_env(self.env, name, args, kwargs)
+
+    def close(self) -> None:
+        """Closes the env."""
+        if not self.env.is_closed:
+            self.env.close()
+
+    # --- leaves --------------------------------------------------------------------
+
+    def _present(self) -> TensorDictBase:
+        # A copy: the env writes into what it is given.
+        if self._root is None:
+            return TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
+        return self._root.copy()
+
+    def _flatten(self, tensordict: TensorDictBase) -> list[Any]:
+        values = read(self._outputs, tensordict)
+        for k, leaf in enumerate(self._leaves):
+            value = values[k]
+            if value is None:
+                if leaf.path not in self._may_miss:
+                    raise SpecError(
+                        key=describe_path("observation", leaf.path),
+                        expected=str(leaf.spec),
+                        actual="missing",
+                    )
+                values[k] = self._none_after_reset[k]
+            elif leaf.kind == "array":
+                values[k] = value if self._keep_graph else to_numpy(value)
+            elif leaf.kind == "data":
+                values[k] = _data_of(value)
+            elif not self._keep_graph:
+                values[k] = value.detach().cpu()
+        return values
+
+
+def _entry(leaf: Leaf, value: Any) -> Any:
+    if leaf.kind == "array":
+        if isinstance(value, torch.Tensor) or value is None:
+            return value
+        # A row is a copy of this step's own, so its memory can be handed on.
+        return torch.from_numpy(np.asarray(value, leaf.spec.dtype))  # type: ignore[union-attr]
+    if leaf.kind == "data" and value is not None:
+        return as_data(value, len(leaf.shape))
+    return value
+
+
+def _data_of(value: Any) -> Any:
+    if isinstance(value, NonTensorStack):
+        return value.tolist()
+    return value.data if isinstance(value, NonTensorData) else value
+
+
+def _own_generator(env: Any) -> np.random.Generator | None:
+    """Returns the generator of a Gymnasium env at the bottom, if there is one."""
+    inner = env
+    while getattr(inner, "__dict__", {}).get("_modules", {}).get("base_env") is not None:
+        inner = inner.base_env
+    inner = getattr(inner, "__dict__", {}).get("_env")
+    inner = getattr(inner, "unwrapped", inner)
+    generator = getattr(inner, "_np_random", None)
+    return generator if isinstance(generator, np.random.Generator) else None
+
+
+def _seed_generators(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def call_env(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Calls a method of an env, or returns an attribute; dots lead on. See also `calls`.
+
+    What cannot leave the process is left out: the env itself, which ``to`` returns, and
+    the locks in a state dict.
+
+    Raises:
+        AttributeError: it has no such attribute.
+        TypeError: it is not callable, but there are arguments.
+    """
+    if name == "?describe":
+        return EnvMetaData.metadata_from_env(env)
+
+    def find(path: str) -> Any:
+        found: Any = env
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found
+
+    if name in SPECIAL:
+        return answer(env, find, name, args, kwargs)
+    found = call_or_read(find(name), f"{name} of {type(env).__name__}", args, kwargs)
+    if name == "state_dict":
+        return split_locks(found)
+    return None if name == "to" else found
+
+
+def split_locks(state: Any) -> Any:
+    """Returns a state dict with ``None`` in place of locks, which belong to one process."""
+    if isinstance(state, dict):
+        return type(state)((key, split_locks(value)) for key, value in state.items())
+    is_lock = hasattr(state, "acquire") and hasattr(state, "release")
+    return None if is_lock else state

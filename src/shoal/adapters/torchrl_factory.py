@@ -1,0 +1,204 @@
+"""The factory of TorchRL envs, and the Gymnasium env that a plain ``GymEnv`` is about.
+
+Knows torch, TorchRL's wrappers and both adapters. Does not know the engine.
+
+A ``GymEnv`` without pixels, frame skip or info readers does nothing that the Gymnasium
+adapter does not do for a tenth of the price, so its worker steps the env inside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import torch
+from torchrl.envs import EnvBase, GymEnv, GymWrapper
+
+from shoal.adapters.gymnasium import GymnasiumEnv
+from shoal.adapters.torchrl import TorchRLEnv, call_env
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["EitherFactory", "GymnasiumInside", "TorchRLFactory", "gymnasium_inside"]
+
+
+class GymnasiumInside(GymnasiumEnv):
+    """A plain ``GymEnv``: stepped as the Gymnasium env inside it, else asked itself.
+
+    Attributes:
+        torchrl_env: the ``GymEnv``.
+    """
+
+    def __init__(self, torchrl_env: GymWrapper, env: Any, *, seeds_all: bool) -> None:
+        super().__init__(env)
+        self.torchrl_env = torchrl_env
+        self._seeds_all = seeds_all
+
+    def seed(self, seed: int | None) -> int | None:  # type: ignore[override]
+        """Seeds the env; returns the seed that TorchRL's rule has for the env after it."""
+        if seed is None:
+            return None
+        if self._seeds_all:
+            torch.manual_seed(seed)
+        following: int | None = self.torchrl_env.set_seed(seed)
+        return following
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a method of the ``GymEnv``, or returns an attribute; dots lead on."""
+        if name == "?spaces":
+            encoding = self.torchrl_env._categorical_action_encoding
+            return self.observation_space, self.action_space, encoding
+        return call_env(self.torchrl_env, name, args, kwargs)
+
+    def close(self) -> None:
+        """Closes the env."""
+        if not self.torchrl_env.is_closed:
+            self.torchrl_env.close()
+
+
+def gymnasium_inside(env: Any) -> Any:
+    """Returns the Gymnasium env in a ``GymEnv`` that adds nothing to it, else ``None``."""
+    if type(env) not in (GymEnv, GymWrapper):
+        return None
+    inner = env.__dict__.get("_env")
+    adds_nothing = (
+        isinstance(inner, gymnasium.Env)
+        and env.batch_size == torch.Size([])
+        and env.wrapper_frame_skip == 1
+        and not env.from_pixels
+        and not env.info_dict_reader
+        and not env.run_type_checks
+        and not env._allow_done_after_reset
+        and env._convert_actions_to_numpy
+        and not env.__dict__.get("_torchrl_native_autoreset", False)
+        and (env.device is None or env.device.type == "cpu")
+        and {str(key) for key in env.done_keys} == {"done", "terminated", "truncated"}
+    )
+    return inner if adds_nothing else None
+
+
+class TorchRLFactory:
+    """Builds one env of TorchRL, in whichever process it is called.
+
+    Attributes:
+        create_env_fn: a callable that returns an ``EnvBase``, or an ``EnvCreator``.
+        kwargs: its keyword arguments.
+        num_threads: torch threads of the process that builds it; ``None`` leaves them.
+        may_unwrap: a plain ``GymEnv`` may be stepped as the Gymnasium env inside it.
+        keep_graph: see `TorchRLEnv`.
+        seeds_all: see `TorchRLEnv`.
+        built: where envs of this process note that they were built, if one process has
+            them all: a function may return the same env twice, which is then copied.
+    """
+
+    preload = ("torchrl.envs", __name__)
+    is_cheap = False
+    shares_memory = True
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., EnvBase],
+        kwargs: Mapping[str, Any],
+        *,
+        num_threads: int | None = None,
+        may_unwrap: bool = True,
+        keep_graph: bool = False,
+        seeds_all: bool = False,
+        built: weakref.WeakSet[EnvBase] | None = None,
+    ) -> None:
+        self.create_env_fn = create_env_fn
+        self.kwargs = dict(kwargs)
+        self.num_threads = num_threads
+        self.may_unwrap = may_unwrap
+        self.keep_graph = keep_graph
+        self.seeds_all = seeds_all
+        self.built = built
+
+    def __call__(self) -> TorchRLEnv | GymnasiumInside:
+        """Builds the env.
+
+        Raises:
+            TypeError: the callable returned something else.
+        """
+        if self.num_threads is not None and torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+        env = self.create_env_fn(**self.kwargs)
+        if isinstance(env, gymnasium.Env):
+            env = GymWrapper(env, categorical_action_encoding=True)
+        if not isinstance(env, EnvBase):
+            raise TypeError(
+                "create_env_fn must return a torchrl EnvBase or a gymnasium.Env,"
+                f" but returned a {type(env).__module__}.{type(env).__qualname__}"
+            )
+        return adapted(
+            self._of_its_own(env),
+            may_unwrap=self.may_unwrap,
+            seeds_all=self.seeds_all,
+            keep_graph=self.keep_graph,
+        )
+
+    def _of_its_own(self, env: EnvBase) -> EnvBase:
+        if self.built is None:
+            return env
+        if env in self.built:
+            try:
+                env = copy.deepcopy(env)
+            except Exception as exc:  # noqa: BLE001 - border: foreign code
+                warnings.warn(
+                    f"create_env_fn returned the same {type(env).__name__} more than once, and"
+                    f" it cannot be copied ({type(exc).__name__}: {exc}): its state is shared."
+                    " Let the function build a new env at every call.",
+                    stacklevel=2,
+                )
+        self.built.add(env)
+        return env
+
+
+class EitherFactory:
+    """Builds an env of a kind that only its function knows.
+
+    Attributes:
+        create_env_fn: a callable that returns an ``EnvBase`` or a ``gymnasium.Env``.
+        kwargs: its keyword arguments.
+        num_threads: see `TorchRLFactory`.
+    """
+
+    preload = TorchRLFactory.preload
+    is_cheap = False
+    shares_memory = True
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., Any],
+        kwargs: Mapping[str, Any],
+        *,
+        num_threads: int,
+        may_unwrap: bool,
+    ) -> None:
+        self.create_env_fn = create_env_fn
+        self.kwargs = dict(kwargs)
+        self.num_threads = num_threads
+        self.may_unwrap = may_unwrap
+
+    def __call__(self) -> TorchRLEnv | GymnasiumEnv:
+        """Builds the env."""
+        torch.set_num_threads(self.num_threads)
+        env = self.create_env_fn(**self.kwargs)
+        if isinstance(env, EnvBase):
+            return adapted(env, may_unwrap=self.may_unwrap, seeds_all=True)
+        return GymnasiumEnv(env)
+
+
+def adapted(
+    env: EnvBase, *, may_unwrap: bool, seeds_all: bool, keep_graph: bool = False
+) -> TorchRLEnv | GymnasiumInside:
+    """Returns an env of TorchRL as the engine's; see `TorchRLFactory` for the options."""
+    env.set_spec_lock_()
+    inner = gymnasium_inside(env) if may_unwrap and not keep_graph else None
+    if inner is not None:
+        return GymnasiumInside(env, inner, seeds_all=seeds_all)
+    return TorchRLEnv(env, keep_graph=keep_graph, seeds_all=seeds_all)

@@ -1,0 +1,75 @@
+"""What the front needs of one running engine: actions in, TensorDicts out.
+
+Knows the engine's rows and TensorDicts. Each kind of env has a class of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import torch
+    from tensordict import TensorDictBase
+
+    from shoal.engine import Engine
+
+__all__ = ["Rows"]
+
+
+class Rows(Protocol):
+    """The rows of one engine as TensorDicts.
+
+    Everything returned is new memory: the rows change with the next step, and what a
+    caller has belongs to him.
+
+    Attributes:
+        engine: the engine.
+        plain: key, rows of steps and rows of resets, where all entries are arrays under
+            names of their own; else ``None``.
+        steps_in_one: a step and the resets after it may be asked for together.
+    """
+
+    engine: Engine
+    steps_in_one: bool
+
+    @property
+    def plain(self) -> list[tuple[str, np.ndarray[Any, Any], np.ndarray[Any, Any]]] | None:
+        """See the class."""
+
+    def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> Rows:
+        """Returns the rows of some envs, in this order."""
+
+    @property
+    def fresh_rows(self) -> np.ndarray[Any, Any] | None:
+        """Bool ``[N]``: who was just reset; ``None`` for nobody."""
+
+    def encode(self, tensordict: TensorDictBase) -> Any:
+        """Returns the actions of all envs as the engine takes them.
+
+        Raises:
+            SpecError: a key is missing, or a value does not fit.
+        """
+
+    def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
+        """Steps the envs, or those in the ``_step`` mask.
+
+        Returns:
+            The mask, if it left somebody out.
+        """
+
+    def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
+        """Resets the envs, or those in the ``_reset`` mask."""
+
+    def stepped(self) -> TensorDictBase:
+        """Returns ``next`` of the last step, terminal observations included."""
+
+    def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
+        """Returns the root: what to act on now, with its done flags.
+
+        Args:
+            none_at_end: the caller knows that no env is at the end of an episode.
+            after_reset: the call is a reset.
+        """

@@ -1,0 +1,375 @@
+"""Rows of TorchRL envs as TensorDicts, nested and stacked as the envs' own are.
+
+Knows TensorDicts, trees of leaves and the engine's rows. Does not know EnvBase.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDictBase
+from torchrl.envs.utils import _aggregate_end_of_traj
+
+from shoal.adapters.torchrl import GIVEN, NEXT, STEP_MASK, Inputs
+from shoal.adapters.torchrl_trees import (
+    Branch,
+    Leaf,
+    as_data,
+    build,
+    leaves_of,
+    read,
+    to_numpy,
+    tree_of,
+)
+from shoal.engine.spec import ABSENT, ArraySpec, LeafPath, describe_path
+from shoal.errors import SpecError
+from shoal.torchrl.masks import step_mask
+from shoal.torchrl.options import kwargs_per_reset
+from shoal.torchrl.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.engine import Engine
+
+__all__ = ["Schema", "TorchRLRows"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Schema:
+    """What one env takes and returns.
+
+    Attributes:
+        inputs: what a step takes.
+        following: the tree of what ``next`` holds.
+        root: the tree of what a root holds: the same without rewards.
+    """
+
+    def __init__(self, specs: Mapping[Any, Any], batch_size: torch.Size) -> None:
+        outputs = specs["output_spec"]
+        observation, done = outputs["full_observation_spec"], outputs["full_done_spec"]
+        self.batch_size = torch.Size(batch_size)
+        self.inputs = Inputs(specs, self.batch_size)
+        self.following = tree_of(observation, outputs["full_reward_spec"], done)
+        self.root = tree_of(observation, done)
+        self.following_leaves = list(leaves_of(self.following))
+        self.root_leaves = list(leaves_of(self.root))
+        self.known = {leaf.path: leaf.shape for leaf in self.following_leaves}
+        self.is_dense = all(leaf.kind in ("array", "data") for leaf in self.following_leaves)
+
+
+class TorchRLRows:
+    """The rows of TorchRL envs; see `Rows` for what its members do."""
+
+    plain = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        schemas: Sequence[Schema],
+        reset_keys: Sequence[Any],
+        *,
+        is_lazy: bool = False,
+        leaf_devices: bool = False,
+        env_ids: Sequence[int] | None = None,
+    ) -> None:
+        """Takes over an engine.
+
+        Args:
+            engine: runs the envs.
+            schemas: of each env; one and the same object where they do not differ.
+            reset_keys: the masks of a reset.
+            is_lazy: results are lazy stacks of one TensorDict per env.
+            leaf_devices: leaves go to the devices where the envs have them.
+            env_ids: some of the envs, in this order.
+        """
+        self.engine = engine
+        self._gather = engine.gatherer
+        self._chosen = Selection(engine.num_envs, env_ids)
+        self._num_envs = self._chosen.count
+        self._schemas = list(schemas)
+        self._schema = self._schemas[0]
+        self._is_dense = (
+            all(schema is self._schema for schema in self._schemas) and self._schema.is_dense
+        )
+        self._is_lazy = is_lazy or not self._is_dense
+        self._always_lazy = is_lazy
+        self._leaf_devices = leaf_devices
+        self._reset_keys = [key if isinstance(key, tuple) else (key,) for key in reset_keys]
+        self._size = torch.Size((self._num_envs, *self._schema.batch_size))
+        self._is_simple = self._reset_keys == [("_reset",)] and not self._schema.batch_size
+        self.steps_in_one = self._is_simple and not self._is_lazy and env_ids is None
+
+    def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> TorchRLRows:
+        """Returns the rows of some envs, in this order."""
+        return TorchRLRows(
+            self.engine,
+            [self._schemas[i] for i in env_ids],
+            reset_keys,
+            is_lazy=self._always_lazy,
+            leaf_devices=self._leaf_devices,
+            env_ids=env_ids,
+        )
+
+    @property
+    def fresh_rows(self) -> Array | None:
+        """Bool ``[N]``: who was just reset; ``None`` for nobody."""
+        return self._gather.is_fresh if self._gather.any_fresh else None
+
+    # --- in ------------------------------------------------------------------------
+
+    def encode(self, tensordict: TensorDictBase) -> Any:
+        """Returns the actions of all envs."""
+        return self._encode(tensordict, None, None)
+
+    def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
+        """Steps the envs, or those in the mask, which may be a part of an env's own batch."""
+        mask = step_mask(tensordict, self._size)
+        at: Array | None = None
+        if mask is not None:
+            at = np.flatnonzero(mask.reshape(self._num_envs, -1).any(-1))
+            at = None if len(at) == self._num_envs else at
+        if at is None or len(at):
+            actions = self._encode(tensordict, at, mask)
+            self.engine.step_rows(actions, self._chosen.env_ids(at), autoreset=autoreset)
+        return None if mask is None else torch.from_numpy(mask)
+
+    def _encode(self, tensordict: TensorDictBase, at: Array | None, mask: Array | None) -> Any:
+        """Returns the actions of the envs at some positions (``None``: all), by ascending id."""
+        if not self._is_lazy and not isinstance(tensordict, LazyStackedTensorDict):
+            columns = self._columns(self._schema.inputs, tensordict, self._num_envs, mask)
+            return self._chosen.ordered(columns, at)
+        rows = tensordict.unbind(0)
+        order = self._chosen.ordered_list(list(range(self._num_envs)), at)
+        found = []
+        for k in order if at is None else [int(k) for k in order]:
+            own = None if mask is None else mask[k : k + 1]
+            columns = self._columns(self._schemas[k].inputs, rows[k].unsqueeze(0), 1, own)
+            found.append({path: column[0] for path, column in columns.items()})
+        actions = {}
+        for path, leaf in self.engine.spec.action.items():
+            column = [row.get(path, ABSENT) for row in found]
+            actions[path] = np.stack(column) if isinstance(leaf, ArraySpec) else column
+        return actions
+
+    def _columns(
+        self, inputs: Inputs, tensordict: TensorDictBase, num_rows: int, mask: Array | None
+    ) -> dict[LeafPath, Any]:
+        """Returns one column per action leaf of envs that are alike."""
+        columns: dict[LeafPath, Any] = {}
+        values = read(inputs.actions, tensordict, 1)
+        for leaf, value in zip(inputs.action_leaves, values, strict=True):
+            if value is None:
+                raise SpecError(
+                    key=describe_path("action", leaf.path),
+                    expected=f"there, under {leaf.path}",
+                    actual="missing",
+                )
+            columns[leaf.path] = self._column(leaf, value, num_rows)
+        if inputs.has_bits:
+            self._add_states(inputs, tensordict, num_rows, columns)
+        if inputs.has_mask:
+            size = (num_rows, *self._schema.batch_size)
+            columns[STEP_MASK] = np.ones(size, np.bool_) if mask is None else mask
+        return columns
+
+    def _add_states(
+        self,
+        inputs: Inputs,
+        tensordict: TensorDictBase,
+        num_rows: int,
+        columns: dict[LeafPath, Any],
+    ) -> None:
+        values = read(inputs.states, tensordict, 1)
+        values += read(inputs.following, tensordict.get("next", None), 1)
+        leaves = [*inputs.state_leaves, *inputs.next_leaves]
+        bits = 0
+        for k, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
+            path = leaf.path if k < len(inputs.state_leaves) else (NEXT, *leaf.path)
+            if value is not None:
+                bits |= 1 << k
+                columns[path] = self._column(leaf, value, num_rows)
+            elif isinstance(self.engine.spec.action[path], ArraySpec):
+                columns[path] = np.zeros((num_rows, *leaf.shape), leaf.spec.dtype)  # type: ignore[union-attr]
+            else:
+                columns[path] = [None] * num_rows
+        columns[GIVEN] = np.full(num_rows, bits, np.int64)
+
+    def _column(self, leaf: Leaf, value: Any, num_rows: int) -> Any:
+        if leaf.kind == "data":
+            rows = value.tolist()
+            return rows if isinstance(rows, list) and len(rows) == num_rows else [rows] * num_rows
+        if isinstance(self.engine.spec.action.get(leaf.path, leaf.spec), ArraySpec):
+            return to_numpy(value)
+        if leaf.kind == "array" and not value.requires_grad and self._is_apart:
+            return list(to_numpy(value).copy())
+        return list(value.unbind(0))
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether envs live elsewhere, so that objects are pickled: arrays cost least."""
+        return self.engine.config.backend != "serial"
+
+    # --- resets --------------------------------------------------------------------
+
+    def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
+        """Resets the envs, or what the masks name, which may be a part of an env's own batch."""
+        per_env = kwargs_per_reset(kwargs, self._num_envs)
+        masks = self._masks(tensordict)
+        at = np.arange(self._num_envs)
+        if masks is not None:
+            assert tensordict is not None
+            at = self._rows_to_reset(tensordict)
+            if not len(at):
+                return
+        has_more = tensordict is not None and self._has_more(tensordict)
+        plain = not has_more and (per_env is None or all(map(_is_default, per_env)))
+        ids = self._chosen.env_ids(None if len(at) == self._num_envs else at)
+        if plain and (self._is_simple or (masks is not None and self._are_ends(masks, at))):
+            self.engine.reset_rows(ids)
+            return
+        requests = []
+        for i in self._chosen.ordered_list(list(range(self._num_envs)), at):
+            request: dict[str, Any] = {} if per_env is None else dict(per_env[i])
+            request["after_end"] = False
+            if tensordict is not None and (masks is not None or has_more):
+                # An env whose part is empty gets no TensorDict at all.
+                request["tensordict"] = self._entries(tensordict[i], self._schemas[i]) or None
+            requests.append(request)
+        self.engine.reset_rows(ids, kwargs=requests)
+
+    def _masks(self, tensordict: TensorDictBase | None) -> dict[tuple[str, ...], Array] | None:
+        """Returns the masks that a TensorDict holds; ``None`` if it has none."""
+        if tensordict is None:
+            return None
+        masks = {}
+        for key in self._reset_keys:
+            mask = tensordict.get(key, None)
+            if mask is not None:
+                masks[key] = to_numpy(mask)
+        return masks or None
+
+    def _rows_to_reset(self, tensordict: TensorDictBase) -> Array:
+        """Returns the positions of the envs to reset, ascending.
+
+        Raises:
+            ValueError: there are masks for some groups of agents, and not for others.
+            SpecError: a mask has the wrong size or is not boolean.
+        """
+        root = tensordict.get("_reset", None)
+        if root is None:
+            root = _aggregate_end_of_traj(tensordict, reset_keys=self._reset_keys)
+        if root.dtype != torch.bool or root.shape[: len(self._size)] != self._size:
+            raise SpecError(
+                key="_reset",
+                expected=f"bool of shape {(*self._size, 1)}",
+                actual=f"{root.dtype} of shape {tuple(root.shape)}",
+            )
+        return np.flatnonzero(to_numpy(root).reshape(self._num_envs, -1).any(-1))
+
+    def _has_more(self, tensordict: TensorDictBase) -> bool:
+        """Returns whether there is something besides the masks that a reset may read."""
+        keys = ((k,) if isinstance(k, str) else k for k in tensordict.keys(True, True))
+        return any(key not in self._reset_keys and key[0] not in ("next", "_step") for key in keys)
+
+    def _are_ends(self, masks: dict[tuple[str, ...], Array], at: Array) -> bool:
+        """Returns whether the masks name just what the last step has ended."""
+        if self._gather.any_fresh and self._chosen.pick(self._gather.is_fresh)[at].any():
+            return False
+        ends = self.engine.rows.observation
+        for key, mask in masks.items():
+            done = ends.get((*key[:-1], "done"))
+            if done is None or len(masks) != len(self._reset_keys):
+                return False
+            ended = self._chosen.pick(done)[at]
+            if not np.array_equal(mask[at].reshape(len(at), -1), ended.reshape(len(at), -1)):
+                return False
+        return True
+
+    def _entries(self, row: TensorDictBase, schema: Schema) -> dict[LeafPath, Any]:
+        entries: dict[LeafPath, Any] = {}
+        for key, value in row.items(True, True):
+            path = (key,) if isinstance(key, str) else key
+            if path[0] in ("next", "_step"):
+                continue
+            if isinstance(value, torch.Tensor):
+                # One that a transform outside has given another shape means something else.
+                if path not in schema.known or tuple(value.shape) == schema.known[path]:
+                    entries[path] = to_numpy(value).copy() if self._is_apart else value
+            else:
+                entries[path] = getattr(value, "data", value)
+        return entries
+
+    # --- out -----------------------------------------------------------------------
+
+    def stepped(self) -> TensorDictBase:
+        """Returns ``next`` of the last step, terminal observations included."""
+        if self._is_lazy:
+            return self._stacked(lambda schema: schema.following, newer=None)
+        values = [self._values(leaf, None, old=True) for leaf in self._schema.following_leaves]
+        return build(self._schema.following, iter(values), (self._num_envs,))
+
+    def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
+        """Returns the root: what to act on now, with its done flags."""
+        newer = np.flatnonzero(self._gather.is_fresh) if self._gather.any_fresh else None
+        if self._is_lazy:
+            return self._stacked(lambda schema: schema.root, newer=newer)
+        values = [self._values(leaf, newer) for leaf in self._schema.root_leaves]
+        return build(self._schema.root, iter(values), (self._num_envs,))
+
+    def _values(self, leaf: Leaf, newer: Array | None, *, old: bool = False) -> Any:
+        """Returns the entries of all envs under one leaf: a tensor, or data."""
+        rows, reset_rows = self._gather.rows_of(leaf.path)
+        if isinstance(self.engine.spec.observation[leaf.path], ArraySpec):
+            pair = (rows, reset_rows)
+            return self._placed(leaf, self._chosen.pick_mixed(pair, None if old else newer))
+        column = self._objects(rows, reset_rows, newer)
+        if leaf.kind == "data":
+            return as_data(column, 1 + len(leaf.shape))
+        return self._placed(leaf, torch.stack(column))
+
+    def _objects(self, rows: Array, reset_rows: Array, newer: Array | None) -> list[Any]:
+        column = list(rows)
+        for i in () if newer is None else newer.tolist():
+            column[i] = reset_rows[i]
+        return self._chosen.pick_list(column)
+
+    def _placed(self, leaf: Leaf, value: torch.Tensor) -> torch.Tensor:
+        if self._leaf_devices and leaf.device is not None and leaf.device.type != "cpu":
+            return value.to(leaf.device)
+        return value
+
+    def _stacked(self, tree_of: Any, newer: Array | None) -> TensorDictBase:
+        """Returns one TensorDict per env, stacked densely where they allow it."""
+        columns: dict[LeafPath, Any] = {}
+        for path, spec in self.engine.spec.observation.items():
+            rows, reset_rows = self._gather.rows_of(path)
+            if isinstance(spec, ArraySpec):
+                columns[path] = self._chosen.pick_mixed((rows, reset_rows), newer)
+            else:
+                columns[path] = self._objects(rows, reset_rows, newer)
+        tensordicts = []
+        for i, schema in enumerate(self._schemas):
+            tree: Branch = tree_of(schema)
+            values = (self._one(leaf, columns[leaf.path][i]) for leaf in leaves_of(tree))
+            tensordicts.append(build(tree, values))
+        if self._always_lazy:
+            return LazyStackedTensorDict(*tensordicts, stack_dim=0)
+        return LazyStackedTensorDict.maybe_dense_stack(tensordicts, 0)
+
+    def _one(self, leaf: Leaf, value: Any) -> Any:
+        if leaf.kind == "data":
+            return as_data(value, len(leaf.shape))
+        if isinstance(value, np.ndarray | np.generic):
+            value = torch.from_numpy(np.asarray(value).copy())
+        if value is None or value is ABSENT:
+            return None
+        return self._placed(leaf, value) if isinstance(value, torch.Tensor) else value
+
+
+def _is_default(kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether reset arguments ask for what a reset after an end does."""
+    return not kwargs or (list(kwargs) == ["set_state"] and kwargs["set_state"] is False)
