@@ -180,7 +180,9 @@ def test_actions(name: str) -> None:
         td = env.reset()
         for _ in range(3):
             td = env.rand_action(td)
-            encoded = env._children._codec.encode_action({k: td.get(k) for k in env._codec.action_keys}, N)
+            encoded = env._children._codec.encode_action(
+                {k: td.get(k) for k in env._children._codec.action_keys}, N
+            )
             env._step(td)
             for i, action in enumerate(env._engine.call("last_action")):
                 assert space.contains(_exact(space, action)), action
@@ -224,11 +226,9 @@ def test_large_objects_pass() -> None:
 
 @pytest.mark.parametrize("way", ["serial", "2 processes"])
 def test_envs_that_differ_are_refused(way: str) -> None:
-    makers = [
-        functools.partial(SpaceEnv, box(np.float32)),
-        functools.partial(SpaceEnv, box(np.float64)),
-    ]
-    env = open_env(way, 2, makers)
+    # One function for both, so that nobody looks at the second env before it runs.
+    kwargs = [{"observation_space": box(t)} for t in (np.float32, np.float64)]
+    env = open_env(way, 2, SpaceEnv, create_env_kwargs=kwargs)
     with pytest.raises(SpecError, match="Env 1: observation should be float32"):
         env.reset()
     assert env.is_closed

@@ -18,7 +18,7 @@ import torch
 from batched_cases import WAYS, assert_same, open_env
 from scripted_envs import CountingEnv, FaultyEnv, SlowEnv, SuicidalEnv, counting_from_a_table
 from tensordict import TensorDict
-from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, RewardSum, TransformedEnv, check_env_specs
 from torchrl.envs import ParallelEnv as TorchRLParallelEnv
 from torchrl.envs import SerialEnv as TorchRLSerialEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
@@ -335,14 +335,13 @@ def test_numbers_of_workers_that_are_refused(num_workers: Any) -> None:
     ("maker", "error", "words"),
     [
         (gymnasium.make("CartPole-v1"), TypeError, "pass a function"),
-        (functools.partial(GymEnv, "CartPole-v1"), TypeError, "TorchRL env"),
         (functools.partial(gymnasium.make_vec, "CartPole-v1", 2), TypeError, "vector"),
         (lambda: None, TypeError, "gymnasium.Env"),
         ("NoSuchEnv-v0", gymnasium.error.NameNotFound, "NoSuchEnv"),
         (3, TypeError, "create_env_fn is"),
         (functools.partial(FaultyEnv, "build"), ValueError, "cannot be built"),
     ],
-    ids=["env", "TorchRL env", "vector env", "nothing", "unknown id", "number", "raises"],
+    ids=["env", "vector env", "nothing", "unknown id", "number", "raises"],
 )
 def test_makers_that_make_no_env(kind: Any, maker: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=re.escape(words)):
@@ -400,7 +399,8 @@ def test_spaces_may_come_from_a_worker(way: str) -> None:
 
 def test_truncated_keys_are_there() -> None:
     env = SerialEnv(2, LONG)
-    assert env.add_truncated_keys() is env
+    with pytest.raises(RuntimeError, match="add_truncated_keys on them"):
+        env.add_truncated_keys()
     assert set(env.done_keys) == {"done", "terminated", "truncated"}
 
 

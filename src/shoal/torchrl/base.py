@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from torchrl.envs.gym_like import BaseInfoDictReader
 
+    from shoal.torchrl.children import Children
+
 __all__ = ["BatchedBase", "BatchedMeta"]
 
 
@@ -93,17 +95,22 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         self.__dict__["_owner"] = None
         makers, self._single_task = as_list(create_env_fn, num_workers)
         settings = BatchOptions(**options)
-        super().__init__(device=None, batch_size=torch.Size([num_workers]))
         self.num_workers = num_workers
         self.create_env_fn = makers
         self.create_env_kwargs = kwargs_per_worker(create_env_kwargs, num_workers)
         self.policy_proof = settings.policy_proof
         self._options = settings
-        self._has_device = device is not None
         self._metadata_from_workers = metadata_from_workers
         self._seeds = None
         try:
-            self._describe(device)
+            children = self._describe()
+            # EnvBase's own part comes here: only the children know batch size and device.
+            super().__init__(
+                device=children.common_device() if device is None else device,
+                batch_size=torch.Size((num_workers, *children.batch_size)),
+            )
+            self.__dict__["_batch_locked"] = children.batch_locked
+            self._set_specs()
             readers = [] if info_dict_reader is None else info_dict_reader
             for reader in readers if isinstance(readers, Sequence) else [readers]:
                 self.set_info_dict_reader(reader)
@@ -113,8 +120,8 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
 
     # --- specs ---------------------------------------------------------------------
 
-    def _describe(self, device: Any) -> None:
-        """Learns what the children are, and takes over what EnvBase has to know of them."""
+    def _describe(self) -> Children:
+        """Learns what the children are, and settles what depends on it."""
         options, single_task = self._options, self._single_task
         if self._metadata_from_workers:
             children = children_in(self._ask_workers(), options, single_task=single_task)
@@ -122,21 +129,14 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
             children = children_of(
                 self.create_env_fn, self.create_env_kwargs, options, single_task=single_task
             )
-        self._single_task = children.single_task
         self.__dict__["_children"] = children
         self.__dict__["_infos"] = children.infos
         self._use_buffers = resolve_buffers(options.use_buffers, is_dynamic=children.is_dynamic)
         self.share_individual_td = resolve_sharing(
             options.share_individual_td, are_stackable=children.are_stackable
         )
-        if device is None:
-            self._device = children.common_device()
-        else:
-            self._device = _make_ordinal_device(torch.device(device))
-        self.__dict__["_batch_locked"] = children.batch_locked
-        self.__dict__["_batch_size"] = torch.Size((self.num_workers, *children.batch_size))
         self.__dict__["_env_text"] = self.__dict__["_dummy_env_str"] = children.env_text
-        self._set_specs()
+        return children
 
     def _ask_workers(self) -> list[Any]:
         """Starts the envs without knowing what they are, and asks them."""
@@ -279,6 +279,5 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         for name in ("_input_spec", "_output_spec"):
             self.__dict__[name] = self.__dict__[name].to(device)
         self._device = device
-        self._has_device = True
         self.empty_cache()
         return self

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
-from torchrl.data import Composite
 from torchrl.envs.batched_envs import BatchedEnvBase as _TorchRLBatched
 from torchrl.envs.batched_envs import ParallelEnv as _TorchRLParallel
 from torchrl.envs.batched_envs import SerialEnv as _TorchRLSerial
@@ -28,6 +27,8 @@ from shoal.torchrl.views import indices_of, snapshots_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
+
+    from torchrl.data import Composite
 
 __all__ = ["BatchedEnv", "ParallelEnv", "SerialEnv"]
 
@@ -176,10 +177,9 @@ class BatchedEnv(BatchedBase):
             create_env_kwargs=[self.create_env_kwargs[k] for k in chosen],
             _seeds=None if self._seeds is None else [self._seeds[k] for k in chosen],
             _batch_size=torch.Size((len(chosen), *self.batch_size[1:])),
-            _input_spec=Composite(shape=(len(chosen), *self.batch_size[1:])),
-            _output_spec=Composite(shape=(len(chosen), *self.batch_size[1:])),
         )
-        view._set_specs()
+        for name in ("_input_spec", "_output_spec"):
+            view.__dict__[name] = self.__dict__[name].clone()[chosen].unlock_(recurse=True)
         return view
 
     def __setitem__(self, item: Any, source: Any) -> None:

@@ -39,7 +39,6 @@ class Children(Protocol):
         env_text: what messages call the first of them.
         batch_size: of one env.
         batch_locked: whether their batch size is fixed.
-        single_task: they are all alike.
         supports_set_state: a reset may put all of them into a given state.
         is_dynamic: some of their entries have no fixed shape.
         are_stackable: results of all of them make one dense batch.
@@ -50,7 +49,6 @@ class Children(Protocol):
     env_text: str
     batch_size: torch.Size
     batch_locked: bool
-    single_task: bool
     supports_set_state: bool
     is_dynamic: bool
     are_stackable: bool
@@ -174,7 +172,6 @@ class GymnasiumChildren:
 
     batch_size = torch.Size([])
     batch_locked = True
-    single_task = True
     supports_set_state = False
     is_dynamic = False
     are_stackable = True

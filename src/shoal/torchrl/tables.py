@@ -66,7 +66,7 @@ class Tables:
         self.plain: list[tuple[str, Array, Array]] | None = None
         if (
             flat
-            and env_ids is None
+            and self.steps_in_one
             and all(isinstance(key, str) for key, _ in codec.identity_observations)
         ):
             self.plain = [

@@ -65,7 +65,6 @@ class TorchRLChildren:
         self.supports_set_state = all(m.supports_set_state for m in metadata)
         self.is_dynamic = any(m.has_dynamic_specs for m in metadata)
         self.are_stackable = single_task or _stackable([m.tensordict for m in metadata])
-        self.single_task = single_task
         distinct = {id(m): m for m in ([first] if single_task else metadata)}
         self._specs = {key: _checked(_specs_of(m)) for key, m in distinct.items()}
         schemas = {key: Schema(self._specs[key], m.batch_size) for key, m in distinct.items()}
