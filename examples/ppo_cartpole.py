@@ -261,7 +261,7 @@ def main(
     """Train PPO on CartPole until the mean return is 475."""
     console = Console()
     if plot_file is not None and find_spec("matplotlib") is None:
-        console.print("--plot needs matplotlib. Install it: pip install matplotlib")
+        console.print("--plot needs matplotlib. Install it: pip install 'shoal[examples]'")
         raise typer.Exit(code=2)
     # The networks are small: more threads only take the cores away from the envs.
     torch.set_num_threads(1)
