@@ -17,6 +17,7 @@ from shoal._compare.contenders import (
 from shoal.engine.system.cores import count_usable_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 __all__ = [
@@ -36,19 +37,21 @@ class RawEverywhere(Contender):
     is as busy as it is now. Far below 1.00, it is the machine that is short.
     """
 
-    name = "raw env, all cores"
-
-    def __init__(self, env_id: str) -> None:
-        """Has as many envs as there are usable cores."""
+    def __init__(self, env_id: str, raw: Callable[[str], Contender] = Raw) -> None:
+        """Has as many envs as there are usable cores; ``raw`` steps one of them."""
         super().__init__(env_id, count_usable_cores())
+        self._raw = raw(env_id)
+        self.name = self._raw.name.replace("one core", "all cores")
 
     def open(self) -> None:
+        with self._raw:  # a missing library is found, and any is imported, in this process
+            self._raw.run(1)
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(self.num_envs):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_run_raw, args=(self.env_id, theirs), daemon=True)
+            process = context.Process(target=_run_raw, args=(self._raw, theirs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -70,8 +73,8 @@ class RawEverywhere(Contender):
             process.join()
 
 
-def _run_raw(env_id: str, pipe: Connection) -> None:
-    with Raw(env_id) as raw:
+def _run_raw(raw: Contender, pipe: Connection) -> None:
+    with raw:
         while num_steps := pipe.recv():
             pipe.send(raw.run(num_steps))
 

@@ -2,6 +2,8 @@
 
 A bar compares a contender's env-steps/s with the limit of the machine (one raw env
 in this process, times the usable cores) or with another contender of the same item.
+The raw env is a Gymnasium env; in items that begin with ``children`` it is one bare
+TorchRL env, stepped by its own ``step_and_maybe_reset``.
 """
 
 from __future__ import annotations
@@ -9,6 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.children import (
+    CHEETAH,
+    GYM_ENV,
+    TRANSFORMED,
+    BareChild,
+    ShoalParallelById,
+    ShoalParallelChildren,
+    ShoalSerialChildren,
+    TorchRLForkedChildren,
+    TorchRLSerialChildren,
+    TorchRLSpawnedChildren,
+)
 from benchmarks.contenders import (
     EnvPool,
     ShoalRollout,
@@ -20,6 +34,7 @@ from shoal._compare.contenders import (
     Contender,
     GymnasiumAsync,
     GymnasiumSync,
+    Raw,
     ShoalEngine,
     ShoalParallel,
     TorchRLParallel,
@@ -64,6 +79,7 @@ class Item:
     """Contenders on one env and size, measured in one interleaved run.
 
     Peers that fork come first, shoal last: nothing of shoal is then copied into them.
+    ``raw`` makes the one env that the limit is taken from.
     """
 
     name: str
@@ -71,6 +87,39 @@ class Item:
     num_envs: int
     contenders: tuple[ContenderType, ...]
     bars: tuple[Bar, ...] = ()
+    raw: Callable[[str], Contender] = Raw
+
+
+# Whatever the size, against the faster of TorchRL's two ways to start workers, and like
+# against like.
+NEVER_SLOWER = (
+    Bar(ShoalParallelChildren.name, 1, TorchRLForkedChildren.name),
+    Bar(ShoalParallelChildren.name, 1, TorchRLSerialChildren.name),
+    Bar(ShoalSerialChildren.name, 1, TorchRLSerialChildren.name),
+)
+
+
+def _with_children(name: str, env_id: str, times_spawned: float) -> tuple[Item, ...]:
+    """Returns the items of one kind of TorchRL env at 2, 8 and 32 envs.
+
+    Args:
+        name: of the items, without the size.
+        env_id: the kind.
+        times_spawned: how many times as fast as TorchRL's default shoal is at 8 envs.
+    """
+    shoal = (ShoalSerialChildren, ShoalParallelChildren)
+    by_id = (ShoalParallelById,) if env_id == GYM_ENV else ()
+    # 32 fresh interpreters that import torch take minutes to start.
+    many = (TorchRLForkedChildren, TorchRLSerialChildren, *by_id, *shoal)
+    few = (TorchRLForkedChildren, TorchRLSpawnedChildren, *many[1:])
+    spawned = TorchRLSpawnedChildren.name
+    bars_of_2 = (Bar(ShoalParallelChildren.name, 1, spawned), *NEVER_SLOWER)
+    bars_of_8 = (Bar(ShoalParallelChildren.name, times_spawned, spawned), *NEVER_SLOWER)
+    return (
+        Item(f"children-{name}-2", env_id, 2, few, bars_of_2, raw=BareChild),
+        Item(f"children-{name}-8", env_id, 8, few, bars_of_8, raw=BareChild),
+        Item(f"children-{name}-32", env_id, 32, many, NEVER_SLOWER, raw=BareChild),
+    )
 
 
 ITEMS = (
@@ -139,6 +188,17 @@ ITEMS = (
         (GymnasiumAsync, TorchRLSerial, ShoalEngine, ShoalParallel),
         (Bar(ShoalEngine.name, 0.90),),
     ),
+    *_with_children("gymenv", GYM_ENV, times_spawned=20),
+    Item(
+        "children-gymenv-64",
+        GYM_ENV,
+        64,
+        (TorchRLSerialChildren, ShoalParallelById, ShoalParallelChildren),
+        (Bar(ShoalParallelChildren.name, 0.6, ShoalParallelById.name),),
+        raw=BareChild,
+    ),
+    *_with_children("transformed", TRANSFORMED, times_spawned=5),
+    *_with_children("cheetah", CHEETAH, times_spawned=3),
 )
 
 SCALING_ENV = CARTPOLE

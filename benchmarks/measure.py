@@ -22,7 +22,7 @@ from benchmarks.items import (
     ContenderType,
     Item,
 )
-from shoal._compare.contenders import Raw, ShoalEngine
+from shoal._compare.contenders import ShoalEngine
 from shoal._compare.machine import memory_mb
 from shoal._compare.rounds import Measurement, measure
 from shoal.engine.system.cores import count_usable_cores
@@ -84,7 +84,7 @@ def run_item(item: Item, effort: Effort, on_progress: Progress) -> list[Row]:
     """Measures one item and judges its bars."""
     contenders = [make(item.env_id, item.num_envs) for make in item.contenders]
     everywhere, raw, *others = measure(
-        [RawEverywhere(item.env_id), Raw(item.env_id), *contenders],
+        [RawEverywhere(item.env_id, item.raw), item.raw(item.env_id), *contenders],
         num_rounds=effort.num_rounds,
         round_s=effort.round_s,
         on_progress=on_progress,

@@ -46,8 +46,11 @@ __all__ = [
 ]
 
 
-class ShoalError(Exception):
-    """Base of every exception that shoal raises on its own account."""
+class ShoalError(RuntimeError):
+    """Base of every exception that shoal raises on its own account.
+
+    A ``RuntimeError``, which is what TorchRL raises in most of these cases.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions with keyword-only constructors cannot be rebuilt from `args`,

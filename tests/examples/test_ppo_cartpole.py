@@ -66,5 +66,5 @@ def test_it_draws(tmp_path: Path) -> None:
 def test_without_matplotlib_it_says_so_before_it_trains(tmp_path: Path) -> None:
     exitcode, out, _ = run_example("--plot", str(tmp_path / "returns.png"))
     assert exitcode == 2
-    assert "pip install matplotlib" in out
+    assert "pip install 'shoal[examples]'" in out
     assert "env-steps" not in out

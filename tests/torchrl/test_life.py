@@ -237,9 +237,9 @@ def test_create_env_kwargs(way: str) -> None:
         env.close()
         env.update_kwargs({"start": 700})
         assert values(env.reset()) == [800] * 3
-    with pytest.raises(RuntimeError, match="num_workers is 3, but create_env_kwargs holds 2"):
+    with pytest.raises(RuntimeError, match="num_workers mismatch: 2 dicts for 3"):
         env.update_kwargs([{}, {}])
-    with pytest.raises(RuntimeError, match="num_workers is 3, but create_env_kwargs holds 2"):
+    with pytest.raises(RuntimeError, match="num_workers mismatch: 2 dicts for 3"):
         open_env(way, 3, LONG, create_env_kwargs=[{}, {}])
 
 
@@ -252,7 +252,7 @@ def test_lists_of_makers(way: str) -> None:
     with open_env(way, 3, makers) as env:
         assert not env._single_task
         assert values(env.reset()) == [100, 200, 300]
-    with pytest.raises(RuntimeError, match="num_workers is 3, but create_env_fn holds 2"):
+    with pytest.raises(RuntimeError, match="num_workers mismatch: 2 functions for 3"):
         open_env(way, 3, makers[:2])
     with open_env(way, 2, ["CartPole-v1", functools.partial(gymnasium.make, "CartPole-v1")]) as env:
         assert env.rollout(3).batch_size == (2, 3)

@@ -54,8 +54,8 @@ def answer(
         env[slice(None)] = args[0]
     except (TypeError, NotImplementedError, AttributeError) as exc:
         raise NotImplementedError(
-            f"a {type(env).__name__} cannot be put into the state of another env"
-            f" ({type(exc).__name__}: {exc})"
+            f"a {type(env).__name__} does not support snapshot writeback: it cannot be put into"
+            f" the state of another env ({type(exc).__name__}: {exc})"
         ) from exc
     return None
 

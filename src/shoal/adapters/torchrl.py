@@ -11,6 +11,7 @@ everything that a step takes: actions and states, and what the caller has put in
 
 from __future__ import annotations
 
+import inspect
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,24 @@ from torchrl.envs.common import EnvMetaData
 from torchrl.envs.utils import _terminated_or_truncated
 
 from shoal.adapters.calls import SPECIAL, answer, call_or_read
-from shoal.adapters.torchrl_trees import Leaf, as_data, leaves_of, read, to_numpy, tree_of, write
-from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath, LeafSpec, describe_path
+from shoal.adapters.torchrl_trees import (
+    Branch,
+    Leaf,
+    as_data,
+    leaves_of,
+    read,
+    to_numpy,
+    tree_of,
+    write,
+)
+from shoal.engine.spec import (
+    ArraySpec,
+    EnvSpec,
+    LeafPath,
+    LeafSpec,
+    ObjectSpec,
+    describe_path,
+)
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
@@ -31,14 +48,24 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torchrl.envs import EnvBase
 
-    from shoal.adapters.torchrl_trees import Branch
-
-__all__ = ["GIVEN", "NEXT", "STEP_MASK", "Inputs", "TorchRLEnv", "call_env", "split_locks"]
+__all__ = [
+    "GIVEN",
+    "NEXT",
+    "OTHERS",
+    "STEP_MASK",
+    "Inputs",
+    "TorchRLEnv",
+    "call_env",
+    "close_env",
+    "split_locks",
+]
 
 GIVEN = ("<given>",)
 """An action leaf: which states, then which entries of ``next``, the caller gave. Bits."""
 STEP_MASK = ("<step>",)
 """An action leaf of envs with a batch of their own: which of it to step."""
+OTHERS = ("<others>",)
+"""An action leaf, mostly absent: entries that do not fit their specs, as they came."""
 NEXT = "<next>"
 """First key of the action leaves that were found in ``next``."""
 
@@ -84,14 +111,13 @@ class Inputs:
         self.has_bits = bool(self.state_leaves)
         if self.has_bits:
             self.leaves[GIVEN] = ArraySpec((), np.dtype(np.int64))
+        self.leaves[OTHERS] = ObjectSpec("entries that do not fit", is_optional=True)
         if self.has_mask:
             self.leaves[STEP_MASK] = ArraySpec(tuple(batch_size), np.dtype(np.bool_))
 
 
 def _only(branch: Branch, paths: set[LeafPath]) -> Branch:
     """Returns the part of a tree with these leaves; none of a lazy stack."""
-    from shoal.adapters.torchrl_trees import Branch
-
     children: dict[str, Any] = {}
     for name, child in branch.children.items():
         if isinstance(child, Leaf):
@@ -114,18 +140,19 @@ class TorchRLEnv:
         spec: its leaves: what a step takes, and what it returns.
     """
 
-    def __init__(self, env: EnvBase, *, keep_graph: bool = False, seeds_all: bool = False) -> None:
+    def __init__(self, env: EnvBase, *, keep_graph: bool = False, is_apart: bool = False) -> None:
         """Reads the specs; does not reset the env.
 
         Args:
             env: the TorchRL env.
             keep_graph: steps and resets record gradients, and every leaf is an object, so
                 that they stay attached to it. Only within one process.
-            seeds_all: a seed is for torch's, numpy's and Python's global generators, too.
+            is_apart: the env has a process of its own: no gradients, and a seed is for
+                torch's, numpy's and Python's global generators, too.
         """
         self.env = env
         self._keep_graph = keep_graph
-        self._seeds_all = seeds_all
+        self._is_apart = is_apart
         specs = env.specs
         outputs = specs["output_spec"]
         self._inputs = Inputs(specs, env.batch_size)
@@ -138,7 +165,7 @@ class TorchRLEnv:
         self.spec = EnvSpec(
             observation={leaf.path: self._travels(leaf.spec) for leaf in self._leaves},
             action={
-                path: leaf if path in (GIVEN, STEP_MASK) else self._travels(leaf)
+                path: leaf if path in (GIVEN, STEP_MASK, OTHERS) else self._travels(leaf)
                 for path, leaf in self._inputs.leaves.items()
             },
         )
@@ -156,12 +183,11 @@ class TorchRLEnv:
         # What the env returned last. A stateless env reads its own past from it, and a
         # caller need not send it back.
         self._root: TensorDictBase | None = None
+        self._ended = False
         self.flatten_observation: Callable[[Any], Sequence[Any]] | None = self._flatten
         self.build_action: Callable[[Sequence[Any]], Any] | None = tuple
 
     def _travels(self, spec: LeafSpec) -> LeafSpec:
-        from shoal.engine.spec import ObjectSpec
-
         if self._keep_graph and isinstance(spec, ArraySpec):
             return ObjectSpec(str(spec))
         return spec
@@ -174,7 +200,7 @@ class TorchRLEnv:
         Returns:
             What ``next`` holds, and whether part of the env is to be reset.
         """
-        with torch.set_grad_enabled(self._keep_graph and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(not self._is_apart and torch.is_grad_enabled()):
             tensordict = self._take_inputs(action)
             if self._resets_itself:
                 tensordict, self._root = self.env.step_and_maybe_reset(tensordict)
@@ -186,7 +212,8 @@ class TorchRLEnv:
                     tensordict, root = self.env._post_step_mdp_hooks(tensordict, root)
                 following = tensordict.get("next")
                 self._root = root
-            return following, 0.0, self._has_ended(following), False, {}
+            self._ended = self._has_ended(following)
+            return following, 0.0, self._ended, False, {}
 
     def _has_ended(self, following: TensorDictBase) -> bool:
         if self._simple_done:
@@ -214,6 +241,10 @@ class TorchRLEnv:
                 preset = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
                 write(inputs.following, preset, iter(following))
                 tensordict.set("next", preset)
+        others = next(values)
+        if others is not None:
+            for path, value in others.items():
+                tensordict.set(path, as_tensor(value))
         if inputs.has_mask:
             mask = next(values)
             if not mask.all():
@@ -230,7 +261,8 @@ class TorchRLEnv:
     ) -> tuple[TensorDictBase, dict[str, Any]]:
         """Resets the env, or the part of its batch that has ended or that a mask names.
 
-        Without arguments it does what ``EnvBase.maybe_reset`` does after a step.
+        Without arguments it does what ``EnvBase.maybe_reset`` does after a step that has
+        ended something, and else resets all of it.
 
         Args:
             seed: seeds the env first, and resets all of it.
@@ -238,11 +270,11 @@ class TorchRLEnv:
             after_end: false resets all of it, even if only a part has ended.
             **kwargs: handed to the env's own reset.
         """
-        with torch.set_grad_enabled(self._keep_graph and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(not self._is_apart and torch.is_grad_enabled()):
             if seed is not None:
                 self.seed(seed)
             explicit = seed is not None or tensordict is not None or kwargs or not after_end
-            if self._root is not None and not explicit:
+            if self._root is not None and self._ended and not explicit:
                 root = self._root if self._resets_itself else self.env.maybe_reset(self._present())
             elif tensordict is None:
                 root = self.env.reset(**kwargs)
@@ -252,6 +284,7 @@ class TorchRLEnv:
                     kwargs["select_reset_only"] = True
                 root = self.env.reset(given, **kwargs)
             self._root = root
+            self._ended = False
             return root, {}
 
     def _given(self, entries: Mapping[LeafPath, Any]) -> TensorDictBase:
@@ -272,7 +305,7 @@ class TorchRLEnv:
         """Seeds the env; returns the seed that its own rule has for the env after it."""
         if seed is None:
             return None
-        if self._seeds_all:
+        if self._is_apart:
             _seed_generators(seed)
         following: int | None = self.env.set_seed(seed)
         return following
@@ -296,14 +329,13 @@ class TorchRLEnv:
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the env, or returns an attribute; see `call_env`."""
-        if name == "set_seed" and args and self._seeds_all:
+        if name == "set_seed" and args and self._is_apart:
             _seed_generators(args[0])
         return call_env(self.env, name, args, kwargs)
 
     def close(self) -> None:
         """Closes the env."""
-        if not self.env.is_closed:
-            self.env.close()
+        close_env(self.env)
 
     # --- leaves --------------------------------------------------------------------
 
@@ -326,12 +358,20 @@ class TorchRLEnv:
                     )
                 values[k] = self._none_after_reset[k]
             elif leaf.kind == "array":
-                values[k] = value if self._keep_graph else to_numpy(value)
+                values[k] = value if self._keep_graph else self._detached(leaf, value)
             elif leaf.kind == "data":
                 values[k] = _data_of(value)
             elif not self._keep_graph:
                 values[k] = value.detach().cpu()
         return values
+
+    def _detached(self, leaf: Leaf, value: torch.Tensor) -> Any:
+        if value.requires_grad:
+            raise RuntimeError(
+                f"{leaf.path} requires gradients, which do not survive here; set the"
+                " share_individual_td argument of the SerialEnv to True to collect them"
+            )
+        return to_numpy(value)
 
 
 def _entry(leaf: Leaf, value: Any) -> Any:
@@ -343,6 +383,11 @@ def _entry(leaf: Leaf, value: Any) -> Any:
     if leaf.kind == "data" and value is not None:
         return as_data(value, len(leaf.shape))
     return value
+
+
+def as_tensor(value: Any) -> Any:
+    """Returns an array as a tensor, anything else as it is."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def _data_of(value: Any) -> Any:
@@ -360,6 +405,19 @@ def _own_generator(env: Any) -> np.random.Generator | None:
     inner = getattr(inner, "unwrapped", inner)
     generator = getattr(inner, "_np_random", None)
     return generator if isinstance(generator, np.random.Generator) else None
+
+
+def close_env(env: Any) -> None:
+    """Closes an env of TorchRL, whatever it says of itself.
+
+    Most envs never note that they are open, so that cannot be asked; and a batched one
+    refuses to be closed twice.
+    """
+    parameters = inspect.signature(env.close).parameters
+    if "raise_if_closed" in parameters:
+        env.close(raise_if_closed=False)
+    else:
+        env.close()
 
 
 def _seed_generators(seed: int) -> None:

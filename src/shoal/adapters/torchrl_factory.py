@@ -17,7 +17,7 @@ import torch
 from torchrl.envs import EnvBase, GymEnv, GymWrapper
 
 from shoal.adapters.gymnasium import GymnasiumEnv
-from shoal.adapters.torchrl import TorchRLEnv, call_env
+from shoal.adapters.torchrl import TorchRLEnv, call_env, close_env
 
 if TYPE_CHECKING:
     import weakref
@@ -33,16 +33,16 @@ class GymnasiumInside(GymnasiumEnv):
         torchrl_env: the ``GymEnv``.
     """
 
-    def __init__(self, torchrl_env: GymWrapper, env: Any, *, seeds_all: bool) -> None:
+    def __init__(self, torchrl_env: GymWrapper, env: Any, *, is_apart: bool) -> None:
         super().__init__(env)
         self.torchrl_env = torchrl_env
-        self._seeds_all = seeds_all
+        self._is_apart = is_apart
 
     def seed(self, seed: int | None) -> int | None:  # type: ignore[override]
         """Seeds the env; returns the seed that TorchRL's rule has for the env after it."""
         if seed is None:
             return None
-        if self._seeds_all:
+        if self._is_apart:
             torch.manual_seed(seed)
         following: int | None = self.torchrl_env.set_seed(seed)
         return following
@@ -56,8 +56,7 @@ class GymnasiumInside(GymnasiumEnv):
 
     def close(self) -> None:
         """Closes the env."""
-        if not self.torchrl_env.is_closed:
-            self.torchrl_env.close()
+        close_env(self.torchrl_env)
 
 
 def gymnasium_inside(env: Any) -> Any:
@@ -90,7 +89,7 @@ class TorchRLFactory:
         num_threads: torch threads of the process that builds it; ``None`` leaves them.
         may_unwrap: a plain ``GymEnv`` may be stepped as the Gymnasium env inside it.
         keep_graph: see `TorchRLEnv`.
-        seeds_all: see `TorchRLEnv`.
+        is_apart: see `TorchRLEnv`.
         built: where envs of this process note that they were built, if one process has
             them all: a function may return the same env twice, which is then copied.
     """
@@ -107,7 +106,7 @@ class TorchRLFactory:
         num_threads: int | None = None,
         may_unwrap: bool = True,
         keep_graph: bool = False,
-        seeds_all: bool = False,
+        is_apart: bool = False,
         built: weakref.WeakSet[EnvBase] | None = None,
     ) -> None:
         self.create_env_fn = create_env_fn
@@ -115,7 +114,7 @@ class TorchRLFactory:
         self.num_threads = num_threads
         self.may_unwrap = may_unwrap
         self.keep_graph = keep_graph
-        self.seeds_all = seeds_all
+        self.is_apart = is_apart
         self.built = built
 
     def __call__(self) -> TorchRLEnv | GymnasiumInside:
@@ -137,7 +136,7 @@ class TorchRLFactory:
         return adapted(
             self._of_its_own(env),
             may_unwrap=self.may_unwrap,
-            seeds_all=self.seeds_all,
+            is_apart=self.is_apart,
             keep_graph=self.keep_graph,
         )
 
@@ -189,16 +188,16 @@ class EitherFactory:
         torch.set_num_threads(self.num_threads)
         env = self.create_env_fn(**self.kwargs)
         if isinstance(env, EnvBase):
-            return adapted(env, may_unwrap=self.may_unwrap, seeds_all=True)
+            return adapted(env, may_unwrap=self.may_unwrap, is_apart=True)
         return GymnasiumEnv(env)
 
 
 def adapted(
-    env: EnvBase, *, may_unwrap: bool, seeds_all: bool, keep_graph: bool = False
+    env: EnvBase, *, may_unwrap: bool, is_apart: bool, keep_graph: bool = False
 ) -> TorchRLEnv | GymnasiumInside:
     """Returns an env of TorchRL as the engine's; see `TorchRLFactory` for the options."""
     env.set_spec_lock_()
     inner = gymnasium_inside(env) if may_unwrap and not keep_graph else None
     if inner is not None:
-        return GymnasiumInside(env, inner, seeds_all=seeds_all)
-    return TorchRLEnv(env, keep_graph=keep_graph, seeds_all=seeds_all)
+        return GymnasiumInside(env, inner, is_apart=is_apart)
+    return TorchRLEnv(env, keep_graph=keep_graph, is_apart=is_apart)

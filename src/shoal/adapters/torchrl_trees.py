@@ -40,6 +40,7 @@ class Leaf:
         path: its keys; the part of a lazy stack is a key such as ``"[0]"``.
         spec: how it travels.
         shape: its shape in one env, ``-1`` where that varies.
+        dtype: of its tensors.
         kind: a tensor as an array, a tensor as an object, other data, or a collection.
         device: where the env has it.
     """
@@ -48,6 +49,7 @@ class Leaf:
     spec: LeafSpec
     shape: tuple[int, ...]
     kind: Literal["array", "tensor", "data", "collection"]
+    dtype: torch.dtype | None = None
     device: torch.device | None = None
 
 
@@ -72,31 +74,30 @@ Node = Leaf | Branch | Stack
 
 def tree_of(*specs: Composite) -> Branch:
     """Returns the tree of all entries of some composites, with sorted keys."""
-    root = Branch(torch.Size(specs[0].shape))
+    return _branch(list(specs), ())
+
+
+def _branch(specs: list[Composite], path: LeafPath) -> Branch:
+    found: dict[str, list[Any]] = {}
     for spec in specs:
-        _grow(root, spec, ())
-    return _sorted(root)
+        for name, child in spec.items():
+            if child is not None:
+                found.setdefault(name, []).append(child)
+    children = {name: _node(found[name], (*path, name)) for name in sorted(found)}
+    return Branch(torch.Size(specs[0].shape), children)
 
 
-def _grow(branch: Branch, spec: Composite, path: LeafPath) -> None:
-    for name, child in spec.items():
-        if child is None:
-            continue
-        here = (*path, name)
-        if isinstance(child, StackedComposite):
-            stack = branch.children.get(name)
-            if stack is None:
-                parts = tuple(Branch(torch.Size(part.shape)) for part in child._specs)
-                stack = branch.children[name] = Stack(child.stack_dim, parts)
-            assert isinstance(stack, Stack), here
-            for k, (part, part_spec) in enumerate(zip(stack.parts, child._specs, strict=True)):
-                _grow(part, part_spec, (*here, f"[{k}]"))
-        elif isinstance(child, Composite) and child.data_cls is None:
-            inner = branch.children.setdefault(name, Branch(torch.Size(child.shape)))
-            assert isinstance(inner, Branch), here
-            _grow(inner, child, here)
-        else:
-            branch.children[name] = _leaf(child, here)
+def _node(specs: list[Any], path: LeafPath) -> Node:
+    stacked = [spec for spec in specs if isinstance(spec, StackedComposite)]
+    if stacked:
+        # Rewards of unlike agents, say, may well be alike: then they are no lazy stack.
+        dim = stacked[0].stack_dim
+        columns = zip(*[spec.unbind(dim) for spec in specs], strict=True)
+        parts = [_branch(list(part), (*path, f"[{k}]")) for k, part in enumerate(columns)]
+        return Stack(dim, tuple(parts))
+    if all(isinstance(spec, Composite) and spec.data_cls is None for spec in specs):
+        return _branch(specs, path)
+    return _leaf(specs[0], path)
 
 
 def _leaf(spec: Any, path: LeafPath) -> Leaf:
@@ -111,26 +112,15 @@ def _leaf(spec: Any, path: LeafPath) -> Leaf:
         except TypeError:  # bfloat16 and its like
             pass
         else:
-            return Leaf(path, ArraySpec(shape, dtype), shape, "array", spec.device)
-    return Leaf(path, ObjectSpec(f"{spec.dtype} of shape {shape}"), shape, "tensor", spec.device)
+            return Leaf(path, ArraySpec(shape, dtype), shape, "array", spec.dtype, spec.device)
+    described = ObjectSpec(f"{spec.dtype} of shape {shape}")
+    return Leaf(path, described, shape, "tensor", spec.dtype, spec.device)
 
 
 def is_non_tensor(spec: Any) -> bool:
     """Returns whether a leaf spec stands for Python objects."""
     parts = getattr(spec, "_specs", None)
     return isinstance(parts[0] if parts else spec, NonTensor)
-
-
-def _sorted(branch: Branch) -> Branch:
-    children: dict[str, Node] = {}
-    for name in sorted(branch.children):
-        child = branch.children[name]
-        if isinstance(child, Branch):
-            child = _sorted(child)
-        elif isinstance(child, Stack):
-            child = Stack(child.dim, tuple(_sorted(part) for part in child.parts))
-        children[name] = child
-    return Branch(branch.batch_size, children)
 
 
 def leaves_of(node: Node) -> Iterator[Leaf]:

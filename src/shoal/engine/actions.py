@@ -30,11 +30,17 @@ class ActionWriter:
         self._rows = arrays.action
         self._num_envs = num_envs
         self._objects: dict[int, dict[LeafPath, Any]] = {}  # what `write` was given last
-        arrays_only = all(isinstance(leaf, ArraySpec) for leaf in self._leaves.values())
+        self._needed = {
+            path
+            for path, leaf in self._leaves.items()
+            if isinstance(leaf, ArraySpec) or not leaf.is_optional
+        }
+        arrays_only = all(isinstance(self._leaves[path], ArraySpec) for path in self._needed)
         self._expected: list[tuple[LeafPath, Array, tuple[int, ...], Any]] = []
         if arrays_only:
             for path, leaf in self._leaves.items():
-                assert isinstance(leaf, ArraySpec)
+                if not isinstance(leaf, ArraySpec):
+                    continue
                 shape = (num_envs, *leaf.shape)
                 self._expected.append((path, self._rows[path], shape, self._rows[path].dtype))
 
@@ -100,6 +106,8 @@ class ActionWriter:
         checked: dict[LeafPath, Array] = {}
         objects: dict[int, dict[LeafPath, Any]] | None = None
         for path, leaf in self._leaves.items():
+            if path not in values:
+                continue
             key = describe_path("action", path)
             if isinstance(leaf, ArraySpec):
                 batched = ArraySpec((num_rows, *leaf.shape), leaf.dtype)
@@ -127,8 +135,8 @@ class ActionWriter:
             )
         values = {(p,) if isinstance(p, str) else tuple(p): v for p, v in actions.items()}
         for path in {**self._leaves, **values}:
-            if (path in values) != (path in self._leaves):
-                missing = path in self._leaves
+            missing = path in self._needed and path not in values
+            if missing or path not in self._leaves:
                 raise SpecError(
                     key=describe_path("action", path),
                     expected="given" if missing else f"one of {sorted(self._leaves)}",

@@ -76,9 +76,12 @@ class ObjectSpec:
 
     Attributes:
         description: what it is, for messages.
+        is_optional: as a leaf of an action, it need not be given; the env then gets
+            ``None``.
     """
 
     description: str = "object"
+    is_optional: bool = False
 
     def __str__(self) -> str:
         return self.description

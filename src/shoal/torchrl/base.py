@@ -94,7 +94,7 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         self.__dict__["_rows"] = None
         self.__dict__["_owner"] = None
         makers, self._single_task = as_list(create_env_fn, num_workers)
-        settings = BatchOptions(**options)
+        settings = BatchOptions(batched=type(self).__name__, **options)
         self.num_workers = num_workers
         self.create_env_fn = makers
         self.create_env_kwargs = kwargs_per_worker(create_env_kwargs, num_workers)
@@ -124,6 +124,11 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         """Learns what the children are, and settles what depends on it."""
         options, single_task = self._options, self._single_task
         if self._metadata_from_workers:
+            if options.use_buffers:
+                raise RuntimeError(
+                    "metadata_from_workers=True requires use_buffers=False, as in TorchRL: what the"
+                    " envs return is not known before they run"
+                )
             children = children_in(self._ask_workers(), options, single_task=single_task)
         else:
             children = children_of(
@@ -131,7 +136,9 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
             )
         self.__dict__["_children"] = children
         self.__dict__["_infos"] = children.infos
-        self._use_buffers = resolve_buffers(options.use_buffers, is_dynamic=children.is_dynamic)
+        self._use_buffers = not self._metadata_from_workers and resolve_buffers(
+            options.use_buffers, is_dynamic=children.is_dynamic
+        )
         self.share_individual_td = resolve_sharing(
             options.share_individual_td, are_stackable=children.are_stackable
         )
@@ -222,7 +229,9 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
             RuntimeError: a list of the wrong length.
         """
         for mine, new in zip(
-            self.create_env_kwargs, kwargs_per_worker(kwargs, self.num_workers), strict=True
+            self.create_env_kwargs,
+            kwargs_per_worker(kwargs, self.num_workers, "kwargs"),
+            strict=True,
         ):
             mine.update(new)
 
@@ -256,7 +265,7 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         """
         if not self.is_closed:
             raise RuntimeError(
-                "configure_parallel comes before the envs start; close the env first"
+                "configure_parallel cannot be used after the environment has started; close it"
             )
         self._options = self._options.changed(**options)
         self._use_buffers = resolve_buffers(

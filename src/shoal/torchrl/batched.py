@@ -94,9 +94,17 @@ class BatchedEnv(BatchedBase):
         self._assert_tensordict_shape(tensordict)
         rows.step(tensordict, autoreset=True)
         next_root = self._td(rows.present(none_at_end=True))
-        set_entry(tensordict, "next", self._td(rows.stepped()))
+        set_entry(tensordict, "next", self._td(rows.stepped(self._unwanted_keys())))
         carry_over(tensordict, next_root, rows.fresh_rows)
         return tensordict, next_root
+
+    def _unwanted_keys(self) -> tuple[Any, ...]:
+        """Returns the keys in ``next`` that the collector of this env drops at once."""
+        collector = self._collector and self._collector()
+        if collector is None:
+            return ()
+        keys = getattr(collector, "_compact_next_keys", ())
+        return tuple(key[1:] for key in keys if isinstance(key, tuple) and key[:1] == ("next",))
 
     # --- reset ---------------------------------------------------------------------
 

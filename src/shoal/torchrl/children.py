@@ -13,6 +13,7 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase, EnvCreator
 
 from shoal.adapters.gymnasium import GymnasiumDescription, GymnasiumFactory, check_is_env
+from shoal.adapters.torchrl import close_env
 from shoal.adapters.torchrl_factory import EitherFactory
 from shoal.torchrl.infos import InfoReaders
 from shoal.torchrl.specs import SpaceCodec
@@ -103,8 +104,7 @@ def children_of(
             return TorchRLChildren.of(makers, kwargs, options, single_task=single_task, first=env)
         children = GymnasiumChildren(GymnasiumDescription.of(env), options)
     finally:
-        if not getattr(env, "is_closed", False):
-            env.close()
+        _close(env)
     others = {} if single_task else {id(maker): k for k, maker in enumerate(makers)}
     if all(children.are_like(makers[k], kwargs[k]) for k in others.values() if k):
         return children
@@ -126,8 +126,8 @@ def children_in(answers: Sequence[Any], options: BatchOptions, *, single_task: b
         return GymnasiumChildren(answers[0], options)
     if single_task and not alike(answers):
         raise RuntimeError(
-            "the workers' envs do not share their keys, shapes and dtypes, although one function"
-            " makes them all; give a list of functions, one per env"
+            "the workers' metadata are incompatible: their envs do not share keys, shapes and"
+            " dtypes, although one function makes them all; give a list of functions"
         )
     metadata = [answers[0]] * len(answers) if single_task else list(answers)
     return TorchRLChildren(metadata, options, single_task=single_task)
@@ -198,7 +198,7 @@ class GymnasiumChildren:
                 return False
             codec = self._codec_of(env)
         finally:
-            env.close()
+            _close(env)
         return bool(
             codec.observation_spec == self._codec.observation_spec
             and codec.action_spec == self._codec.action_spec
@@ -256,3 +256,10 @@ def are_equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
         return dict(left) == dict(right)
     except ValueError:  # arrays among them, which have no single answer
         return False
+
+
+def _close(env: Any) -> None:
+    if isinstance(env, EnvBase):
+        close_env(env)
+    else:
+        env.close()

@@ -82,7 +82,7 @@ class Dispatch:
         if name in dir(type(self)):
             # A property of ours that raised an AttributeError from within.
             raise AttributeError(f"{type(self).__name__}.{name} is not available now")
-        if self.__dict__.get("_engine") is None:
+        if self.is_closed:
             raise NotStartedError(
                 f"{type(self).__name__} has no attribute {name!r}, and its envs, which may have"
                 " it, do not run: start them first, for example with env.reset()"

@@ -69,10 +69,11 @@ class Life:
         owner = self.__dict__["_owner"]
         if owner is not None:
             if self.is_closed:
-                raise RuntimeError(
-                    "this view of a batched env is closed, or the env that it belongs to is;"
-                    " index the env again once it runs"
+                what = "a closed indexed env" if self.__dict__["_has_left"] else "an indexed env"
+                why = (
+                    "its parent environment has been closed" if owner.is_closed else "it is closed"
                 )
+                raise RuntimeError(f"cannot use {what}: {why}; index the env again once it runs")
             return owner._running()  # type: ignore[no-any-return]
         self._open_described()
         engine = self.__dict__["_engine"]

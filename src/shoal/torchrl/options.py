@@ -72,6 +72,7 @@ class BatchOptions:
             gradients included. In a `ParallelEnv` entries of fixed shape travel through shared
             memory in any case, and others do not.
         policy_proof: kept as an attribute.
+        batched: what messages call the batched env.
         consolidate: without effect: nothing that is large goes through a pipe.
         daemon: without effect: workers end with the process that owns them in any case, and
             may have children of their own.
@@ -90,6 +91,7 @@ class BatchOptions:
     allow_step_when_done: bool = False
     share_individual_td: bool | None = None
     policy_proof: Any = None
+    batched: str = "a batched env"
     num_threads: int | None = None
     num_sub_threads: int = 1
     non_blocking: bool | None = None
@@ -157,14 +159,16 @@ def as_list(create_env_fn: Any, num_workers: Any) -> tuple[list[Any], bool]:
     makers = list(create_env_fn)
     if len(makers) != num_workers:
         raise RuntimeError(
-            f"num_workers is {num_workers}, but create_env_fn holds {len(makers)} functions;"
-            " give one per worker"
+            f"len(create_env_fn) and num_workers mismatch: {len(makers)} functions for"
+            f" {num_workers} workers; give one per worker"
         )
     return makers, all(maker is makers[0] for maker in makers)
 
 
 def kwargs_per_worker(
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, num_workers: int
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    num_workers: int,
+    name: str = "create_env_kwargs",
 ) -> list[dict[str, Any]]:
     """Returns one dict of keyword arguments per worker, independent of each other.
 
@@ -178,7 +182,7 @@ def kwargs_per_worker(
     given = list(create_env_kwargs)
     if len(given) != num_workers:
         raise RuntimeError(
-            f"num_workers is {num_workers}, but create_env_kwargs holds {len(given)} dicts;"
+            f"len({name}) and num_workers mismatch: {len(given)} dicts for {num_workers} workers;"
             " give one per worker, or one for all"
         )
     return [dict(kwargs) for kwargs in given]

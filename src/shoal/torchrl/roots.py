@@ -118,9 +118,9 @@ def complete(given: TensorDictBase, present: TensorDictBase) -> None:
 
     So the rows outside the mask show what the envs last returned, not zeros.
     """
-    for key, value in present.items():
-        if key not in given.keys():  # noqa: SIM118, a TensorDict refuses `in`
-            given.set(key, value.clone())
+    missing = set(present.keys()) - set(given.keys())
+    for key in sorted(missing):
+        given.set(key, present.get(key).clone())
 
 
 def set_entry(tensordict: TensorDict, key: str, value: Any) -> None:

@@ -63,8 +63,12 @@ class Rows(Protocol):
     def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
         """Resets the envs, or those in the ``_reset`` mask."""
 
-    def stepped(self) -> TensorDictBase:
-        """Returns ``next`` of the last step, terminal observations included."""
+    def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
+        """Returns ``next`` of the last step, terminal observations included.
+
+        Args:
+            unwanted: keys to leave out, each a tuple.
+        """
 
     def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags.

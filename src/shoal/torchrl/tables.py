@@ -122,14 +122,20 @@ class Tables:
 
     # --- what a step returned ------------------------------------------------------
 
-    def stepped(self) -> TensorDictBase:
+    def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
         """Returns ``next`` of the last step, terminal observations included."""
-        made = TensorDict._new_unsafe(self._stepped(), batch_size=self._size)
-        return self._readers.read(made, self, 0) if self._readers.needs_dicts else made
+        made = TensorDict._new_unsafe(self._stepped(unwanted), batch_size=self._size)
+        if self._readers.needs_dicts:
+            made = self._readers.read(made, self, 0)
+        return made.exclude(*unwanted) if unwanted else made
 
-    def _stepped(self) -> Tensors:
+    def _stepped(self, unwanted: tuple[Any, ...]) -> Tensors:
         if self.plain is not None:
-            found: Tensors = {key: from_numpy(rows.copy()) for key, rows, _ in self.plain}
+            found: Tensors = {
+                key: from_numpy(rows.copy())
+                for key, rows, _ in self.plain
+                if (key,) not in unwanted
+            }
         else:
             pick = self._chosen.pick
             leaves = {path: from_numpy(pick(pair[0])) for path, pair in self._leaves.items()}

@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase, EnvCreator, GymWrapper, get_env_metadata
 from torchrl.envs.common import EnvMetaData
 
 from shoal.adapters.gymnasium import GymnasiumFactory
+from shoal.adapters.torchrl import close_env
 from shoal.adapters.torchrl_factory import TorchRLFactory
 from shoal.torchrl.infos import InfoReaders
 from shoal.torchrl.specs import SpaceCodec
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.torchrl.options import BatchOptions
     from shoal.torchrl.rows import Rows
 
-__all__ = ["TorchRLChildren", "alike", "check_worker_env"]
+__all__ = ["TorchRLChildren", "alike", "check_not_empty", "check_worker_env"]
 
 _SPECS = {
     "action_spec": ("input_spec", "full_action_spec"),
@@ -66,7 +67,9 @@ class TorchRLChildren:
         self.is_dynamic = any(m.has_dynamic_specs for m in metadata)
         self.are_stackable = single_task or _stackable([m.tensordict for m in metadata])
         distinct = {id(m): m for m in ([first] if single_task else metadata)}
-        self._specs = {key: _checked(_specs_of(m)) for key, m in distinct.items()}
+        self._specs = {key: _specs_of(m) for key, m in distinct.items()}
+        for specs in self._specs.values():
+            check_not_empty(specs, options.batched)
         schemas = {key: Schema(self._specs[key], m.batch_size) for key, m in distinct.items()}
         self._schemas = [schemas[id(first if single_task else m)] for m in metadata]
         if not single_task and self.are_stackable and alike(metadata):
@@ -155,7 +158,7 @@ class TorchRLChildren:
                     num_threads=self._options.num_sub_threads if apart else None,
                     may_unwrap=self._may_unwrap,
                     keep_graph=not apart and self._options.keeps_graph,
-                    seeds_all=apart,
+                    is_apart=apart,
                     built=built,
                 )
                 made[id(maker)] = factory
@@ -235,8 +238,7 @@ def _metadata_of(maker: Any, kwargs: dict[str, Any], options: BatchOptions) -> E
         check_worker_env(env)
         return EnvMetaData.metadata_from_env(env)
     finally:
-        if not env.is_closed:
-            env.close()
+        close_env(env)
 
 
 def _specs_of(metadata: EnvMetaData) -> Composite:
@@ -254,8 +256,12 @@ def _specs_of(metadata: EnvMetaData) -> Composite:
     return specs
 
 
-def _checked(specs: Composite) -> Composite:
-    """Returns the specs, if no part of them is empty.
+def check_not_empty(specs: Composite, batched: str) -> None:
+    """Checks that no part of some specs is empty.
+
+    Args:
+        specs: of one env.
+        batched: the class that takes it.
 
     Raises:
         RuntimeError: a composite holds nothing.
@@ -264,10 +270,9 @@ def _checked(specs: Composite) -> Composite:
         for key, spec in specs[group][name].items(True):
             if isinstance(spec, Composite) and spec.is_empty():
                 raise RuntimeError(
-                    f"the env has an empty spec under {key} of {name}; remove it, for example"
-                    " with torchrl.envs.transforms.RemoveEmptySpecs"
+                    f"The environment passed to {batched} has empty specs in {key} of {name};"
+                    " remove them, for example with torchrl.envs.transforms.RemoveEmptySpecs"
                 )
-    return specs
 
 
 def _stackable(tensordicts: list[Any]) -> bool:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict.base import _is_leaf_nontensor
 from torchrl.envs.utils import _aggregate_end_of_traj
 
-from shoal.adapters.torchrl import GIVEN, NEXT, STEP_MASK, Inputs
+from shoal.adapters.torchrl import GIVEN, NEXT, OTHERS, STEP_MASK, Inputs
 from shoal.adapters.torchrl_trees import (
     Branch,
     Leaf,
@@ -98,6 +99,8 @@ class TorchRLRows:
         self._is_lazy = is_lazy or not self._is_dense
         self._always_lazy = is_lazy
         self._leaf_devices = leaf_devices
+        # Elsewhere objects are pickled, which costs least for arrays.
+        self._keeps_tensors = engine.config.backend == "serial"
         self._reset_keys = [key if isinstance(key, tuple) else (key,) for key in reset_keys]
         self._size = torch.Size((self._num_envs, *self._schema.batch_size))
         self._is_simple = self._reset_keys == [("_reset",)] and not self._schema.batch_size
@@ -144,13 +147,17 @@ class TorchRLRows:
             return self._chosen.ordered(columns, at)
         rows = tensordict.unbind(0)
         order = self._chosen.ordered_list(list(range(self._num_envs)), at)
-        found = []
+        found: list[dict[LeafPath, Any]] = []
         for k in order if at is None else [int(k) for k in order]:
             own = None if mask is None else mask[k : k + 1]
             columns = self._columns(self._schemas[k].inputs, rows[k].unsqueeze(0), 1, own)
             found.append({path: column[0] for path, column in columns.items()})
-        actions = {}
+        actions: dict[LeafPath, Any] = {}
         for path, leaf in self.engine.spec.action.items():
+            if path == OTHERS:
+                if any(row.get(path) for row in found):
+                    actions[path] = [row.get(path) for row in found]
+                continue
             column = [row.get(path, ABSENT) for row in found]
             actions[path] = np.stack(column) if isinstance(leaf, ArraySpec) else column
         return actions
@@ -168,7 +175,7 @@ class TorchRLRows:
                     expected=f"there, under {leaf.path}",
                     actual="missing",
                 )
-            columns[leaf.path] = self._column(leaf, value, num_rows)
+            self._add(columns, leaf.path, leaf, value, num_rows)
         if inputs.has_bits:
             self._add_states(inputs, tensordict, num_rows, columns)
         if inputs.has_mask:
@@ -191,12 +198,31 @@ class TorchRLRows:
             path = leaf.path if k < len(inputs.state_leaves) else (NEXT, *leaf.path)
             if value is not None:
                 bits |= 1 << k
-                columns[path] = self._column(leaf, value, num_rows)
+                self._add(columns, path, leaf, value, num_rows)
             elif isinstance(self.engine.spec.action[path], ArraySpec):
                 columns[path] = np.zeros((num_rows, *leaf.shape), leaf.spec.dtype)  # type: ignore[union-attr]
             else:
                 columns[path] = [None] * num_rows
         columns[GIVEN] = np.full(num_rows, bits, np.int64)
+
+    def _add(
+        self, columns: dict[LeafPath, Any], path: LeafPath, leaf: Leaf, value: Any, num_rows: int
+    ) -> None:
+        """Adds a column; what does not fit its spec goes along as it is.
+
+        TorchRL does not hold actions against their specs, and some envs rely on it.
+        """
+        if leaf.kind == "array" and isinstance(value, torch.Tensor):
+            fits = value.shape[1:] == leaf.shape and _keeps_kind(value.dtype, leaf)
+            if self._keeps_tensors and value.requires_grad and torch.is_grad_enabled():
+                fits = False  # a copy in the rows would silently cut the graph
+            if not fits and path == leaf.path:
+                others = columns.setdefault(OTHERS, [{} for _ in range(num_rows)])
+                rows = list(value.unbind(0)) if self._keeps_tensors else list(to_numpy(value))
+                for row, found in zip(rows, others, strict=True):
+                    found[path] = row.copy() if isinstance(row, np.ndarray) else row
+                value = torch.zeros((num_rows, *leaf.shape), dtype=leaf.dtype)
+        columns[path] = self._column(leaf, value, num_rows)
 
     def _column(self, leaf: Leaf, value: Any, num_rows: int) -> Any:
         if leaf.kind == "data":
@@ -204,14 +230,9 @@ class TorchRLRows:
             return rows if isinstance(rows, list) and len(rows) == num_rows else [rows] * num_rows
         if isinstance(self.engine.spec.action.get(leaf.path, leaf.spec), ArraySpec):
             return to_numpy(value)
-        if leaf.kind == "array" and not value.requires_grad and self._is_apart:
+        if leaf.kind == "array" and not self._keeps_tensors:
             return list(to_numpy(value).copy())
         return list(value.unbind(0))
-
-    @property
-    def _is_apart(self) -> bool:
-        """Whether envs live elsewhere, so that objects are pickled: arrays cost least."""
-        return self.engine.config.backend != "serial"
 
     # --- resets --------------------------------------------------------------------
 
@@ -272,7 +293,7 @@ class TorchRLRows:
 
     def _has_more(self, tensordict: TensorDictBase) -> bool:
         """Returns whether there is something besides the masks that a reset may read."""
-        keys = ((k,) if isinstance(k, str) else k for k in tensordict.keys(True, True))
+        keys = ((k,) if isinstance(k, str) else k for k in _keys_of(tensordict))
         return any(key not in self._reset_keys and key[0] not in ("next", "_step") for key in keys)
 
     def _are_ends(self, masks: dict[tuple[str, ...], Array], at: Array) -> bool:
@@ -291,25 +312,30 @@ class TorchRLRows:
 
     def _entries(self, row: TensorDictBase, schema: Schema) -> dict[LeafPath, Any]:
         entries: dict[LeafPath, Any] = {}
-        for key, value in row.items(True, True):
+        for key in _keys_of(row):
+            value = row.get(key)
             path = (key,) if isinstance(key, str) else key
             if path[0] in ("next", "_step"):
                 continue
             if isinstance(value, torch.Tensor):
                 # One that a transform outside has given another shape means something else.
                 if path not in schema.known or tuple(value.shape) == schema.known[path]:
-                    entries[path] = to_numpy(value).copy() if self._is_apart else value
+                    entries[path] = value if self._keeps_tensors else to_numpy(value).copy()
             else:
                 entries[path] = getattr(value, "data", value)
         return entries
 
     # --- out -----------------------------------------------------------------------
 
-    def stepped(self) -> TensorDictBase:
+    def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
         """Returns ``next`` of the last step, terminal observations included."""
         if self._is_lazy:
-            return self._stacked(lambda schema: schema.following, newer=None)
-        values = [self._values(leaf, None, old=True) for leaf in self._schema.following_leaves]
+            whole = self._stacked(lambda schema: schema.following, newer=None)
+            return whole.exclude(*unwanted) if unwanted else whole
+        values = [
+            None if leaf.path in unwanted else self._values(leaf, None, old=True)
+            for leaf in self._schema.following_leaves
+        ]
         return build(self._schema.following, iter(values), (self._num_envs,))
 
     def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
@@ -329,6 +355,7 @@ class TorchRLRows:
         column = self._objects(rows, reset_rows, newer)
         if leaf.kind == "data":
             return as_data(column, 1 + len(leaf.shape))
+        column = [_zeros(leaf) if value is None else value for value in column]
         return self._placed(leaf, torch.stack(column))
 
     def _objects(self, rows: Array, reset_rows: Array, newer: Array | None) -> list[Any]:
@@ -365,9 +392,28 @@ class TorchRLRows:
             return as_data(value, len(leaf.shape))
         if isinstance(value, np.ndarray | np.generic):
             value = torch.from_numpy(np.asarray(value).copy())
-        if value is None or value is ABSENT:
+        if value is ABSENT or (value is None and leaf.kind == "collection"):
             return None
+        if value is None:  # nobody has stepped or reset this env yet
+            value = _zeros(leaf)
         return self._placed(leaf, value) if isinstance(value, torch.Tensor) else value
+
+
+def _keeps_kind(dtype: torch.dtype, leaf: Leaf) -> bool:
+    """Returns whether numbers of a dtype may be stored as those of a leaf."""
+    if dtype == leaf.dtype:
+        return True
+    assert leaf.dtype is not None
+    return torch.can_cast(dtype, leaf.dtype) and leaf.dtype != torch.bool
+
+
+def _keys_of(tensordict: TensorDictBase) -> list[Any]:
+    """Returns the keys of all leaves, those that are no tensors among them."""
+    return list(tensordict.keys(True, True, is_leaf=_is_leaf_nontensor))
+
+
+def _zeros(leaf: Leaf) -> torch.Tensor:
+    return torch.zeros([max(n, 0) for n in leaf.shape], dtype=leaf.dtype)
 
 
 def _is_default(kwargs: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ def indices_of(item: Any, num_workers: int) -> list[int]:
     else:
         index = torch.as_tensor(item)
         if index.dtype == torch.bool:
-            raise NotImplementedError("boolean masks do not index a batched env; name the indices")
+            raise NotImplementedError("Boolean masks do not index a batched env; name the indices")
         if index.is_floating_point() or index.ndim > 1:
             raise IndexError(
                 "a batched env is indexed by an integer, a slice or one row of integers,"

@@ -46,6 +46,8 @@ __all__ = ["Crew"]
 _NUM_START_MESSAGES = 2  # `BuildEnvs` and `AttachSlab`, which nobody counts
 # A Ctrl-C that comes just before the system call does not end it; so it is noticed soon.
 _LONGEST_WAIT_S = 1.0
+# Envs that were built may close when another one could not be; those that hang are killed.
+_GRACE_AFTER_FAILURE_S = 2.0
 _WORKER_ENTRY = "shoal.engine.worker.loop:main"
 
 
@@ -104,7 +106,7 @@ class Crew:
         with ExitStack() as undo:
             packed = None if method == "fork" else _pack(factories, ranges)
             crew = cls(ranges)
-            undo.callback(crew.close, Deadline.after(0))
+            undo.callback(lambda: crew.close(Deadline.after(_GRACE_AFTER_FAILURE_S)))
             crew._start_processes(factories, method, deadline)
             for worker in crew.workers:
                 command = BuildEnvs(

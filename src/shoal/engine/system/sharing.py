@@ -10,9 +10,9 @@ reductions ask for are collected here, and sent beside the bytes.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
+import threading
 from collections import ChainMap
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dumps_sharing", "loads_sharing"]
 
+_lock = threading.Lock()
 _received: list[int] = []  # while something is unpickled: the descriptors that came along
 
 
@@ -38,20 +39,22 @@ def dumps_sharing(value: object) -> tuple[bytes, list[int]]:
     # Here, because importing it costs as much as the rest of the engine, and few need it.
     from multiprocessing import context, reduction
 
+    table = cloudpickle.Pickler.dispatch_table
+    extra = {
+        kind: partial(_reduce, reducer, table)
+        for kind, reducer in reduction.ForkingPickler._extra_reducers.items()  # type: ignore[attr-defined]
+    }
     before = context.get_spawning_popen()
-    context.set_spawning_popen(carrier)  # type: ignore[arg-type]
-    try:
-        with io.BytesIO() as file:
-            pickler = cloudpickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-            shared = {
-                kind: partial(_reduce, reducer, pickler.dispatch_table)
-                for kind, reducer in reduction.ForkingPickler._extra_reducers.items()  # type: ignore[attr-defined]
-            }
-            pickler.dispatch_table = ChainMap(shared, pickler.dispatch_table)
-            pickler.dump(value)
-            return file.getvalue(), carrier.fds
-    finally:
-        context.set_spawning_popen(before)
+    # For the whole class, because TorchRL pickles the functions of its creators in a
+    # pickler of their own; one thread at a time, because the class is everybody's.
+    with _lock:
+        context.set_spawning_popen(carrier)  # type: ignore[arg-type]
+        cloudpickle.Pickler.dispatch_table = ChainMap(extra, table)
+        try:
+            return cloudpickle.dumps(value), carrier.fds
+        finally:
+            cloudpickle.Pickler.dispatch_table = table
+            context.set_spawning_popen(before)
 
 
 def loads_sharing(body: bytes, fds: Sequence[int]) -> Any:

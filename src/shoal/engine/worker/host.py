@@ -31,6 +31,7 @@ __all__ = ["Host", "build_envs", "describe_failure", "own_copy"]
 
 _STEP, _STEP_PREPARE, _RESET = int(Op.STEP), int(Op.STEP_PREPARE), int(Op.RESET)
 _READY, _FAILED, _RESET_DONE = int(Status.READY), int(Status.FAILED), int(Status.RESET_DONE)
+_NOTHING: dict[Any, Any] = {}
 _FLAG_TYPES = frozenset({bool, np.bool_})
 
 
@@ -109,7 +110,7 @@ class Host:
         ]
         self._builders = [builder_from(spec, env.spec, env.build_action) for env in envs]
         self._action_is_leaf = all(build is None for build in self._builders)
-        self._action_objects: dict[int, Mapping[LeafPath, Any]] = {}
+        self._action_objects: dict[int, dict[LeafPath, Any]] = {}
         self._unbuilt: dict[int, Callable[[Any], Any]] = {}  # stand-ins for steps that cannot be
         self._info_writers, self._reset_info_writers = (
             [
@@ -176,17 +177,19 @@ class Host:
 
     def set_action_objects(self, actions: Mapping[int, Mapping[LeafPath, Any]]) -> None:
         """Keeps the action leaves without a fixed shape for the next step."""
-        self._action_objects.update(actions)
+        self._action_objects.update({i: dict(leaves) for i, leaves in actions.items()})
 
     # --- step ----------------------------------------------------------------------
 
     def _take_actions(self, indices: Sequence[int]) -> list[Any]:
         # One copy per leaf, then one view or scalar per env: an env may keep or change
         # its action without touching the slab.
-        columns = []
+        columns: list[list[Any]] = []
         for rows in self._action_rows:
             if isinstance(rows, tuple):
-                columns.append([self._action_objects[i][rows] for i in indices])
+                # Taken out: one that is optional must not be there at the next step.
+                objects = self._action_objects
+                columns.append([objects.get(i, _NOTHING).pop(rows, None) for i in indices])
                 continue
             own = rows.copy() if indices is self._all else rows[indices]
             # Integers as Python's own: what TorchRL hands to an env.
@@ -195,9 +198,9 @@ class Host:
         if self._action_is_leaf:
             return columns[0]
         self._unbuilt = {}
+        rows_of_leaves = zip(*columns, strict=True) if columns else [()] * len(indices)
         return [
-            self._build_action(i, leaves)
-            for i, leaves in zip(indices, zip(*columns, strict=True), strict=True)
+            self._build_action(i, leaves) for i, leaves in zip(indices, rows_of_leaves, strict=True)
         ]
 
     def _build_action(self, i: int, leaves: Sequence[Any]) -> Any:
