@@ -145,7 +145,7 @@ class TorchRLSpawnedChildren(_OverChildren):
 class TorchRLForkedChildren(TorchRLSpawnedChildren):
     """TorchRL's ``ParallelEnv`` of forked processes, which start at once and share pages.
 
-    Not its default, but up to half as fast again as the spawned ones.
+    Not its default; here because it may be the faster one, and can be had at any size.
     """
 
     name = "TorchRL ParallelEnv, forked"

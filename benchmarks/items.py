@@ -1,4 +1,4 @@
-"""What is measured and which bars it has to pass: a table, no code.
+"""What is measured and which bars it has to pass: tables, next to no code.
 
 A bar compares a contender's env-steps/s with the limit of the machine (one raw env
 in this process, times the usable cores) or with another contender of the same item.
@@ -46,6 +46,7 @@ __all__ = [
     "LIMIT",
     "MAX_START_S",
     "MAX_WORKER_PSS_MB",
+    "NEVER_SLOWER",
     "SCALING_CONTENDERS",
     "SCALING_ENV",
     "SCALING_SIZES",
@@ -90,11 +91,9 @@ class Item:
     raw: Callable[[str], Contender] = Raw
 
 
-# Whatever the size, against the faster of TorchRL's two ways to start workers, and like
-# against like.
+# Whatever the size, like against like, and against either way to start TorchRL's workers.
 NEVER_SLOWER = (
     Bar(ShoalParallelChildren.name, 1, TorchRLForkedChildren.name),
-    Bar(ShoalParallelChildren.name, 1, TorchRLSerialChildren.name),
     Bar(ShoalSerialChildren.name, 1, TorchRLSerialChildren.name),
 )
 
@@ -105,20 +104,34 @@ def _with_children(name: str, env_id: str, times_spawned: float) -> tuple[Item, 
     Args:
         name: of the items, without the size.
         env_id: the kind.
-        times_spawned: how many times as fast as TorchRL's default shoal is at 8 envs.
+        times_spawned: how many times as fast as TorchRL's default shoal has to be at 8 envs.
     """
-    shoal = (ShoalSerialChildren, ShoalParallelChildren)
+    spawned, serial = TorchRLSpawnedChildren.name, TorchRLSerialChildren.name
     by_id = (ShoalParallelById,) if env_id == GYM_ENV else ()
-    # 32 fresh interpreters that import torch take minutes to start.
-    many = (TorchRLForkedChildren, TorchRLSerialChildren, *by_id, *shoal)
+    many = (
+        TorchRLForkedChildren,
+        TorchRLSerialChildren,
+        *by_id,
+        ShoalSerialChildren,
+        ShoalParallelChildren,
+    )
     few = (TorchRLForkedChildren, TorchRLSpawnedChildren, *many[1:])
-    spawned = TorchRLSpawnedChildren.name
-    bars_of_2 = (Bar(ShoalParallelChildren.name, 1, spawned), *NEVER_SLOWER)
-    bars_of_8 = (Bar(ShoalParallelChildren.name, times_spawned, spawned), *NEVER_SLOWER)
-    return (
-        Item(f"children-{name}-2", env_id, 2, few, bars_of_2, raw=BareChild),
-        Item(f"children-{name}-8", env_id, 8, few, bars_of_8, raw=BareChild),
-        Item(f"children-{name}-32", env_id, 32, many, NEVER_SLOWER, raw=BareChild),
+    bars = {
+        2: (Bar(ShoalParallelChildren.name, 1, spawned), *NEVER_SLOWER),
+        8: (Bar(ShoalParallelChildren.name, times_spawned, spawned), *NEVER_SLOWER),
+        # 32 fresh interpreters that import torch take minutes to start: SerialEnv instead.
+        32: (Bar(ShoalParallelChildren.name, 1, serial), *NEVER_SLOWER),
+    }
+    return tuple(
+        Item(
+            f"children-{name}-{num_envs}",
+            env_id,
+            num_envs,
+            many if num_envs == 32 else few,
+            bars[num_envs],
+            raw=BareChild,
+        )
+        for num_envs in bars
     )
 
 
