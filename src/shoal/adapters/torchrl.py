@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 from torchrl.envs.common import EnvMetaData
 from torchrl.envs.utils import _terminated_or_truncated
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tensordict import TensorDictBase
-    from torchrl.envs import EnvBase
 
 __all__ = [
     "GIVEN",
@@ -177,9 +177,25 @@ class TorchRLEnv:
             for leaf in self._leaves
         ]
         self._may_miss = rewards
+        self._observed = {
+            leaf.path for leaf in leaves_of(tree_of(outputs["full_observation_spec"]))
+        }
         self._done_spec = outputs["full_done_spec"]
         self._simple_done = bool(env._simple_done)
         self._resets_itself = bool(env.__dict__.get("_torchrl_native_autoreset", False))
+        self._hooks = _hooks_of(env)
+        self._is_plain = (
+            type(env).step is EnvBase.step
+            and self._hooks is None
+            and not env.run_type_checks
+            and all(len(leaf.path) == 1 for leaf in self._leaves)
+        )
+        self._plain_shapes = [
+            (leaf.path[0], torch.Size(leaf.shape))
+            for leaf in self._leaves
+            if leaf.kind == "array" and leaf.path not in self._observed
+        ]
+        self._plain_rewards = [path[0] for path in rewards]
         # What the env returned last. A stateless env reads its own past from it, and a
         # caller need not send it back.
         self._root: TensorDictBase | None = None
@@ -200,30 +216,66 @@ class TorchRLEnv:
         Returns:
             What ``next`` holds, and whether part of the env is to be reset.
         """
+        root = self._root
+        if root is None:
+            root = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
         with torch.set_grad_enabled(not self._is_apart and torch.is_grad_enabled()):
-            tensordict = self._take_inputs(action)
-            if self._resets_itself:
-                tensordict, self._root = self.env.step_and_maybe_reset(tensordict)
-                following = tensordict.get("next")
-            else:
-                tensordict = self.env.step(tensordict)
-                root = self.env._step_mdp(tensordict)
-                if self.env._post_step_mdp_hooks is not None:
-                    tensordict, root = self.env._post_step_mdp_hooks(tensordict, root)
-                following = tensordict.get("next")
-                self._root = root
-            self._ended = self._has_ended(following)
-            return following, 0.0, self._ended, False, {}
+            try:
+                needs_all = self._take_inputs(root, action)
+                if self._resets_itself:
+                    stepped, self._root = self.env.step_and_maybe_reset(root)
+                    following = stepped.get("next")
+                elif needs_all or not self._is_plain:
+                    following = self._full_step(root)
+                else:
+                    following = self._plain_step(root)
+            except BaseException:
+                for key in ("next", "_step"):
+                    root.pop(key, None)  # the root of an env that has not stepped
+                raise
+        self._ended = self._has_ended(following)
+        return following, 0.0, self._ended, False, {}
+
+    def _full_step(self, root: TensorDictBase) -> TensorDictBase:
+        """Steps as ``EnvBase.step_and_maybe_reset`` does, up to the reset."""
+        stepped = self.env.step(root)
+        self._root = self.env._step_mdp(stepped)
+        if self._hooks is not None:
+            stepped, self._root = self._hooks(stepped, self._root)
+        following: TensorDictBase = stepped.get("next")
+        return following
+
+    def _plain_step(self, root: TensorDictBase) -> TensorDictBase:
+        """Does the same where `_full_step` has nothing to add: most of its time is questions."""
+        following = self.env._step(root)
+        entries = following._tensordict if type(following) is TensorDict else {}
+        for key, shape in self._plain_shapes:
+            value = entries.get(key)
+            if value is None or value.shape != shape:
+                # EnvBase completes done flags and gives rewards their shape.
+                following = self.env._step_proc_data(following)
+                break
+        if type(following) is not TensorDict or type(root) is not TensorDict:
+            root.set("next", following)
+            self._root = self.env._step_mdp(root)
+            return following
+        kept = dict(root._tensordict)
+        kept.update(following._tensordict)
+        for key in self._plain_rewards:
+            kept.pop(key, None)
+        self._root = TensorDict._new_unsafe(kept, batch_size=root.batch_size, device=root.device)
+        return following
 
     def _has_ended(self, following: TensorDictBase) -> bool:
         if self._simple_done:
             return bool(following.get("done").any())
         return bool(_terminated_or_truncated(following.copy(), self._done_spec, key=None))
 
-    def _take_inputs(self, leaves: Sequence[Any]) -> TensorDictBase:
+    def _take_inputs(self, tensordict: TensorDictBase, leaves: Sequence[Any]) -> bool:
+        """Adds what a step takes to the root; returns whether it is more than usual."""
         inputs = self._inputs
         values = iter(leaves)
-        tensordict = self._present()
+        needs_all = False
         write(
             inputs.actions,
             tensordict,
@@ -241,6 +293,7 @@ class TorchRLEnv:
                 preset = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
                 write(inputs.following, preset, iter(following))
                 tensordict.set("next", preset)
+                needs_all = True
         others = next(values)
         if others is not None:
             for path, value in others.items():
@@ -249,7 +302,8 @@ class TorchRLEnv:
             mask = next(values)
             if not mask.all():
                 tensordict.set("_step", torch.from_numpy(mask))
-        return tensordict
+                needs_all = True
+        return needs_all
 
     def reset(
         self,
@@ -372,6 +426,21 @@ class TorchRLEnv:
                 " share_individual_td argument of the SerialEnv to True to collect them"
             )
         return to_numpy(value)
+
+
+def _hooks_of(env: Any) -> Any:
+    """Returns what an env does after ``step_mdp``, ``None`` if that is nothing.
+
+    A transformed env always has such a method, which asks every transform.
+    """
+    inner = env
+    while isinstance(inner, TransformedEnv):
+        transforms = inner.transform
+        every = transforms.transforms if isinstance(transforms, Compose) else [transforms]
+        if any(type(t)._post_step_mdp_hooks is not Transform._post_step_mdp_hooks for t in every):
+            return env._post_step_mdp_hooks
+        inner = inner.base_env
+    return None if inner._post_step_mdp_hooks is None else env._post_step_mdp_hooks
 
 
 def _entry(leaf: Leaf, value: Any) -> Any:

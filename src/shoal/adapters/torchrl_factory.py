@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import torch
-from torchrl.envs import EnvBase, GymEnv, GymWrapper
+from torchrl.envs import EnvBase, GymWrapper
 
 from shoal.adapters.gymnasium import GymnasiumEnv
 from shoal.adapters.torchrl import TorchRLEnv, call_env, close_env
+from shoal.adapters.torchrl_gym import gymnasium_inside, quicken
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["EitherFactory", "GymnasiumInside", "TorchRLFactory", "gymnasium_inside"]
+__all__ = ["EitherFactory", "GymnasiumInside", "TorchRLFactory"]
 
 
 class GymnasiumInside(GymnasiumEnv):
@@ -57,27 +58,6 @@ class GymnasiumInside(GymnasiumEnv):
     def close(self) -> None:
         """Closes the env."""
         close_env(self.torchrl_env)
-
-
-def gymnasium_inside(env: Any) -> Any:
-    """Returns the Gymnasium env in a ``GymEnv`` that adds nothing to it, else ``None``."""
-    if type(env) not in (GymEnv, GymWrapper):
-        return None
-    inner = env.__dict__.get("_env")
-    adds_nothing = (
-        isinstance(inner, gymnasium.Env)
-        and env.batch_size == torch.Size([])
-        and env.wrapper_frame_skip == 1
-        and not env.from_pixels
-        and not env.info_dict_reader
-        and not env.run_type_checks
-        and not env._allow_done_after_reset
-        and env._convert_actions_to_numpy
-        and not env.__dict__.get("_torchrl_native_autoreset", False)
-        and (env.device is None or env.device.type == "cpu")
-        and {str(key) for key in env.done_keys} == {"done", "terminated", "truncated"}
-    )
-    return inner if adds_nothing else None
 
 
 class TorchRLFactory:
@@ -200,4 +180,5 @@ def adapted(
     inner = gymnasium_inside(env) if may_unwrap and not keep_graph else None
     if inner is not None:
         return GymnasiumInside(env, inner, is_apart=is_apart)
+    quicken(env)
     return TorchRLEnv(env, keep_graph=keep_graph, is_apart=is_apart)
