@@ -27,7 +27,7 @@ from shoal.errors import (
 
 if TYPE_CHECKING:
     from shoal.engine import Engine
-    from shoal.torchrl import ParallelEnv, SerialEnv
+    from shoal.torchrl import ParallelEnv, SerialEnv, WorkerState
 
 __version__ = "0.1.0"
 
@@ -47,6 +47,7 @@ __all__ = [
     "StartTimeout",
     "UsageError",
     "WorkerDied",
+    "WorkerState",
     "__version__",
 ]
 
@@ -54,6 +55,7 @@ _HOME_OF = {
     "Engine": "shoal.engine",
     "ParallelEnv": "shoal.torchrl",
     "SerialEnv": "shoal.torchrl",
+    "WorkerState": "shoal.torchrl",
 }
 
 

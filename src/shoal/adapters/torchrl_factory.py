@@ -155,20 +155,23 @@ class EitherFactory:
         create_env_fn: Callable[..., Any],
         kwargs: Mapping[str, Any],
         *,
-        num_threads: int,
+        num_threads: int | None,
         may_unwrap: bool,
+        is_apart: bool,
     ) -> None:
         self.create_env_fn = create_env_fn
         self.kwargs = dict(kwargs)
         self.num_threads = num_threads
         self.may_unwrap = may_unwrap
+        self.is_apart = is_apart
 
     def __call__(self) -> TorchRLEnv | GymnasiumEnv:
         """Builds the env."""
-        torch.set_num_threads(self.num_threads)
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
         env = self.create_env_fn(**self.kwargs)
         if isinstance(env, EnvBase):
-            return adapted(env, may_unwrap=self.may_unwrap, is_apart=True)
+            return adapted(env, may_unwrap=self.may_unwrap, is_apart=self.is_apart)
         return GymnasiumEnv(env)
 
 

@@ -21,6 +21,7 @@ from torchrl.data import Bounded, Categorical, OneHot, Unbounded
 from torchrl.envs import GymEnv, GymWrapper, TransformedEnv
 
 from shoal.adapters.shortcuts import short_step
+from shoal.adapters.torchrl_trees import to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,9 +144,9 @@ class _QuickStep:
 def _action_reader(spec: Any, space: Any) -> Callable[[torch.Tensor], Any] | None:
     if type(space) is spaces.Discrete and space.start == 0 and spec.dtype == torch.int64:
         if isinstance(spec, OneHot):
-            return lambda action: int(action.numpy().argmax(-1))
+            return lambda action: int(to_numpy(action).argmax(-1))
         return int if isinstance(spec, Categorical) and not spec.shape else None
     if type(space) is spaces.Box and isinstance(spec, Bounded) and tuple(spec.shape) == space.shape:
         dtype = space.dtype
-        return lambda action: action.numpy().astype(dtype)  # a copy: an env may keep it
+        return lambda action: to_numpy(action).astype(dtype)  # a copy: an env may keep it
     return None

@@ -150,8 +150,10 @@ def read(branch: Branch, tensordict: Any, num_lead: int = 0) -> list[Any]:
 
 
 def _read(branch: Branch, tensordict: Any, num_lead: int, found: list[Any]) -> None:
+    # Its own dict answers in a tenth of the time.
+    entries = tensordict._tensordict if type(tensordict) is TensorDict else tensordict
     for name, child in branch.children.items():
-        value = None if tensordict is None else tensordict.get(name, None)
+        value = None if entries is None else entries.get(name, None)
         match child:
             case Leaf():
                 found.append(value)

@@ -148,7 +148,11 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
     def _ask_workers(self) -> list[Any]:
         """Starts the envs without knowing what they are, and asks them."""
         factories = unknown_factories(
-            self.create_env_fn, self.create_env_kwargs, self._options, self._single_task
+            self.create_env_fn,
+            self.create_env_kwargs,
+            self._options,
+            single_task=self._single_task,
+            is_apart=self._backend != "serial",
         )
         return self._open(factories, {"mixed_specs": True}).call("?describe")
 

@@ -134,7 +134,7 @@ def children_in(answers: Sequence[Any], options: BatchOptions, *, single_task: b
 
 
 def unknown_factories(
-    makers: Makers, kwargs: Kwargs, options: BatchOptions, single_task: bool
+    makers: Makers, kwargs: Kwargs, options: BatchOptions, *, single_task: bool, is_apart: bool
 ) -> list[Any]:
     """Returns one factory per env, for makers whose envs nobody has seen."""
     made: dict[int, Any] = {}
@@ -144,7 +144,11 @@ def unknown_factories(
         if factory is None or not are_equal(factory.kwargs, own):
             if callable(maker):
                 factory = EitherFactory(
-                    maker, own, num_threads=options.num_sub_threads, may_unwrap=single_task
+                    maker,
+                    own,
+                    num_threads=options.num_sub_threads if is_apart else None,
+                    may_unwrap=single_task,
+                    is_apart=is_apart,
                 )
             else:
                 factory = GymnasiumFactory.of(maker, own, defaults="torchrl")
