@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import inspect
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 from torchrl.envs.common import EnvMetaData
 from torchrl.envs.utils import _terminated_or_truncated
@@ -46,8 +47,6 @@ from shoal.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tensordict import TensorDictBase
-
 __all__ = [
     "GIVEN",
     "NEXT",
@@ -57,7 +56,7 @@ __all__ = [
     "TorchRLEnv",
     "call_env",
     "close_env",
-    "split_locks",
+    "snapshot",
 ]
 
 GIVEN = ("<given>",)
@@ -169,7 +168,10 @@ class TorchRLEnv:
                 for path, leaf in self._inputs.leaves.items()
             },
         )
-        rewards = {leaf.path for leaf in leaves_of(tree_of(outputs["full_reward_spec"]))}
+        # Not all of a step's entries are there after a reset.
+        lasting = tree_of(outputs["full_observation_spec"], outputs["full_done_spec"])
+        rewards = {leaf.path for leaf in self._leaves}
+        rewards -= {leaf.path for leaf in leaves_of(lasting)}
         self._none_after_reset = [
             np.zeros(leaf.spec.shape, leaf.spec.dtype)
             if leaf.path in rewards and isinstance(leaf.spec, ArraySpec)
@@ -200,8 +202,15 @@ class TorchRLEnv:
         # caller need not send it back.
         self._root: TensorDictBase | None = None
         self._ended = False
-        self.flatten_observation: Callable[[Any], Sequence[Any]] | None = self._flatten
+        self._graph_matters = False  # it leads out of the env, not only to its parameters
+        self._has_stepped = False
+        self._has_warned = False
         self.build_action: Callable[[Sequence[Any]], Any] | None = tuple
+
+    @property
+    def flatten_observation(self) -> Callable[[Any], Sequence[Any]] | None:
+        """See `shoal.engine.env.Env`. Made anew, since it would hold on to its own owner."""
+        return self._flatten
 
     def _travels(self, spec: LeafSpec) -> LeafSpec:
         if self._keep_graph and isinstance(spec, ArraySpec):
@@ -295,9 +304,13 @@ class TorchRLEnv:
                 tensordict.set("next", preset)
                 needs_all = True
         others = next(values)
+        self._graph_matters = False
+        self._has_stepped = True
         if others is not None:
             for path, value in others.items():
-                tensordict.set(path, as_tensor(value))
+                entry = as_tensor(value)
+                tensordict.set(path, entry)
+                self._graph_matters |= isinstance(entry, torch.Tensor) and entry.requires_grad
         if inputs.has_mask:
             mask = next(values)
             if not mask.all():
@@ -339,6 +352,8 @@ class TorchRLEnv:
                 root = self.env.reset(given, **kwargs)
             self._root = root
             self._ended = False
+            self._graph_matters = not self._is_apart
+            self._has_stepped = False
             return root, {}
 
     def _given(self, entries: Mapping[LeafPath, Any]) -> TensorDictBase:
@@ -420,11 +435,18 @@ class TorchRLEnv:
         return values
 
     def _detached(self, leaf: Leaf, value: torch.Tensor) -> Any:
-        if value.requires_grad:
-            raise RuntimeError(
-                f"{leaf.path} requires gradients, which do not survive here; set the"
-                " share_individual_td argument of the SerialEnv to True to collect them"
+        # A graph that only leads to an env's own parameters is cut, as in a worker.
+        if value.requires_grad and self._graph_matters:
+            lost = (
+                f"{'.'.join(leaf.path)}, which requires gradients: they are lost. Set the"
+                " share_individual_td argument of the SerialEnv to True to keep them"
             )
+            if not self._has_stepped:
+                raise RuntimeError(f"Cannot update a view of a tensordict with {lost}")
+            # Policies that are rolled out without no_grad look the same, and want none.
+            if not self._has_warned:
+                warnings.warn(f"a step returned {lost}", stacklevel=2)
+                self._has_warned = True
         return to_numpy(value)
 
 
@@ -499,7 +521,7 @@ def call_env(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     """Calls a method of an env, or returns an attribute; dots lead on. See also `calls`.
 
     What cannot leave the process is left out: the env itself, which ``to`` returns, and
-    the locks in a state dict.
+    the locks in a state dict, which is a copy.
 
     Raises:
         AttributeError: it has no such attribute.
@@ -517,14 +539,17 @@ def call_env(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     if name in SPECIAL:
         return answer(env, find, name, args, kwargs)
     found = call_or_read(find(name), f"{name} of {type(env).__name__}", args, kwargs)
-    if name == "state_dict":
-        return split_locks(found)
-    return None if name == "to" else found
+    last = name.rpartition(".")[2]
+    if last == "state_dict":
+        return snapshot(found)
+    return None if last == "to" else found
 
 
-def split_locks(state: Any) -> Any:
-    """Returns a state dict with ``None`` in place of locks, which belong to one process."""
+def snapshot(state: Any) -> Any:
+    """Returns a copy of a state dict, with ``None`` for locks, which belong to one process."""
     if isinstance(state, dict):
-        return type(state)((key, split_locks(value)) for key, value in state.items())
+        return type(state)((key, snapshot(value)) for key, value in state.items())
+    if isinstance(state, torch.Tensor | TensorDictBase):
+        return state.detach().clone()
     is_lock = hasattr(state, "acquire") and hasattr(state, "release")
     return None if is_lock else state

@@ -72,6 +72,8 @@ class TorchRLFactory:
         is_apart: see `TorchRLEnv`.
         built: where envs of this process note that they were built, if one process has
             them all: a function may return the same env twice, which is then copied.
+        quiet: the process that builds it shows no warnings, as TorchRL's workers
+            (``torchrl.filter_warnings_subprocess``).
     """
 
     preload = ("torchrl.envs", __name__)
@@ -88,6 +90,7 @@ class TorchRLFactory:
         keep_graph: bool = False,
         is_apart: bool = False,
         built: weakref.WeakSet[EnvBase] | None = None,
+        quiet: bool = False,
     ) -> None:
         self.create_env_fn = create_env_fn
         self.kwargs = dict(kwargs)
@@ -96,9 +99,21 @@ class TorchRLFactory:
         self.keep_graph = keep_graph
         self.is_apart = is_apart
         self.built = built
+        self.quiet = quiet
 
     def __call__(self) -> TorchRLEnv | GymnasiumInside:
-        """Builds the env.
+        """Builds the env and adapts it. Raises what `build` raises."""
+        if self.quiet:
+            warnings.filterwarnings("ignore")
+        return adapted(
+            self._of_its_own(self.build()),
+            may_unwrap=self.may_unwrap,
+            is_apart=self.is_apart,
+            keep_graph=self.keep_graph,
+        )
+
+    def build(self) -> EnvBase:
+        """Builds the env of TorchRL; a Gymnasium env gets TorchRL's wrapper.
 
         Raises:
             TypeError: the callable returned something else.
@@ -113,12 +128,7 @@ class TorchRLFactory:
                 "create_env_fn must return a torchrl EnvBase or a gymnasium.Env,"
                 f" but returned a {type(env).__module__}.{type(env).__qualname__}"
             )
-        return adapted(
-            self._of_its_own(env),
-            may_unwrap=self.may_unwrap,
-            is_apart=self.is_apart,
-            keep_graph=self.keep_graph,
-        )
+        return env
 
     def _of_its_own(self, env: EnvBase) -> EnvBase:
         if self.built is None:

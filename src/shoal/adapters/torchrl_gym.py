@@ -9,6 +9,7 @@ which takes longer than CartPole's own step; what follows has looked it up once.
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,14 @@ def quicken(env: Any) -> None:
         return
     if _QuickStep.fits(env, inner):
         env.__dict__["_step"] = _QuickStep(env)
-        env.__dict__["_complete_done"] = partial(_complete_done, env)
+        env.__dict__["_complete_done"] = partial(_complete_done, type(env))
 
 
-def _complete_done(env: Any, done_spec: Any, data: TensorDictBase) -> TensorDictBase:
+def _complete_done(kind: Any, done_spec: Any, data: TensorDictBase) -> TensorDictBase:
     # Called after every step, which has all flags.
     if data.keys() >= _DONE_KEYS:
         return data
-    completed: TensorDictBase = type(env)._complete_done(done_spec, data)
+    completed: TensorDictBase = kind._complete_done(done_spec, data)
     return completed
 
 
@@ -87,11 +88,12 @@ class _QuickStep:
         self.__setstate__(env)
 
     def __getstate__(self) -> Any:
-        return self._env
+        return self._env()
 
     def __setstate__(self, env: Any) -> None:
         inner = env.__dict__["_env"]
-        self._env = env
+        # Weakly: the env holds on to this, and shall go when its owner lets it go.
+        self._env = weakref.ref(env)
         self._step_env = short_step(inner)
         self._read_action = _action_reader(env.full_action_spec["action"], inner.action_space)
         ((self._key, spec),) = env.full_observation_spec.items(True, True)
@@ -126,7 +128,7 @@ class _QuickStep:
         found = torch.as_tensor(observation, dtype=self._dtype)
         if found.shape != self._shape:
             raise RuntimeError(
-                f"{self._env} returned an observation of shape {tuple(found.shape)}, but its"
+                f"{self._env()} returned an observation of shape {tuple(found.shape)}, but its"
                 f" space has {tuple(self._shape)}"
             )
         flags = np.array([[terminated], [truncated], [terminated or truncated]], np.bool_)

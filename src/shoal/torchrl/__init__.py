@@ -1,6 +1,24 @@
-"""TorchRL's batched environments over the engine: same names, same arguments, same data."""
+"""TorchRL's batched environments over the engine: same names, same arguments, same data.
+
+The makers of envs and their metadata are TorchRL's own.
+"""
+
+from torchrl.envs import EnvCreator, env_creator, get_env_metadata
 
 from shoal.torchrl.batched import BatchedEnv, ParallelEnv, SerialEnv
 from shoal.torchrl.state import WorkerState
 
-__all__ = ["BatchedEnv", "ParallelEnv", "SerialEnv", "WorkerState"]
+__all__ = [
+    "BatchedEnv",
+    "BatchedEnvBase",
+    "EnvCreator",
+    "ParallelEnv",
+    "SerialEnv",
+    "WorkerState",
+    "env_creator",
+    "get_env_metadata",
+]
+
+# TorchRL's names for the common base, the present one and the old one.
+BatchedEnvBase = BatchedEnv
+_BatchedEnv = BatchedEnv

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from shoal.engine import Engine
 from shoal.errors import EnvError
+from shoal.torchrl.threads import ThreadLimits
 
 if TYPE_CHECKING:
     from typing import Self
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from shoal.torchrl.rows import Rows
 
 __all__ = ["Life"]
+
+_threads = ThreadLimits()
 
 
 class Life:
@@ -113,8 +114,7 @@ class Life:
         engine = Engine(factories, **{**chosen, **more})
         self.__dict__["_engine"] = engine
         if options.num_threads is not None and self._backend != "serial":
-            self.__dict__["_threads_before"] = torch.get_num_threads()
-            torch.set_num_threads(options.num_threads)
+            self.__dict__["_thread_key"] = _threads.set(options.num_threads)
         return engine
 
     def _started(self) -> Rows:
@@ -155,12 +155,12 @@ class Life:
             return
         engine: Engine = self.__dict__["_engine"]
         self.__dict__["_engine"] = None
-        threads = self.__dict__.pop("_threads_before", None)
+        key = self.__dict__.pop("_thread_key", None)
         try:
             engine.close()
         finally:
-            if threads is not None:
-                torch.set_num_threads(threads)
+            if key is not None:
+                _threads.release(key)
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +171,7 @@ class Life:
     def __getstate__(self) -> dict[str, Any]:
         # Processes do not travel: a copy is closed, and starts envs of its own.
         state = {**self.__dict__, "_engine": None, "_rows": None}
-        state.pop("_threads_before", None)
+        state.pop("_thread_key", None)
         return state
 
     def _call(

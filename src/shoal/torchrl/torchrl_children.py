@@ -10,9 +10,10 @@ from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torchrl
 from tensordict import LazyStackedTensorDict
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, EnvCreator, GymWrapper, get_env_metadata
+from torchrl.envs import EnvBase, EnvCreator, GymWrapper, TransformedEnv, get_env_metadata
 from torchrl.envs.common import EnvMetaData
 
 from shoal.adapters.gymnasium import GymnasiumFactory
@@ -65,17 +66,20 @@ class TorchRLChildren:
         self.batch_locked = first.batch_locked
         self.supports_set_state = all(m.supports_set_state for m in metadata)
         self.is_dynamic = any(m.has_dynamic_specs for m in metadata)
-        self.are_stackable = single_task or _stackable([m.tensordict for m in metadata])
-        distinct = {id(m): m for m in ([first] if single_task else metadata)}
-        self._specs = {key: _specs_of(m) for key, m in distinct.items()}
-        for specs in self._specs.values():
+        self.are_stackable = single_task or _stackable(metadata)
+        distinct: list[EnvMetaData] = metadata[:1] if single_task else metadata
+        self._specs = [_specs_of(m) for m in distinct]
+        for specs in self._specs:
             check_not_empty(specs, options.batched)
-        schemas = {key: Schema(self._specs[key], m.batch_size) for key, m in distinct.items()}
-        self._schemas = [schemas[id(first if single_task else m)] for m in metadata]
-        if not single_task and self.are_stackable and alike(metadata):
-            self._schemas = [self._schemas[0]] * len(metadata)
+        alone = single_task or (self.are_stackable and alike(metadata))
+        if alone:
+            self._schemas = [Schema(self._specs[0], first.batch_size)] * len(metadata)
+        else:
+            self._schemas = [
+                Schema(specs, m.batch_size) for specs, m in zip(self._specs, metadata, strict=True)
+            ]
         # Only envs that look the same may turn out to be plain ones of Gymnasium.
-        self._may_unwrap = all(schema is self._schemas[0] for schema in self._schemas)
+        self._may_unwrap = alone
 
     @classmethod
     def of(
@@ -133,8 +137,9 @@ class TorchRLChildren:
         """Returns the specs of the batch; stacked, lazily if need be, where envs differ."""
         found: dict[str, TensorSpec] = {}
         for name, (group, key) in _SPECS.items():
-            metadata = self.metadata[:1] if self._single_task else self.metadata
-            parts = [self._specs[id(m)][group][key] for m in metadata]
+            parts = [specs[group][key] for specs in self._specs]
+            if len({m.device for m in self.metadata}) > 1:
+                parts = [part.to("cpu") for part in parts]  # until they meet on one device
             if self._single_task:
                 found[name] = parts[0].expand(num_envs, *parts[0].shape)
             else:
@@ -160,6 +165,7 @@ class TorchRLChildren:
                     keep_graph=not apart and self._options.keeps_graph,
                     is_apart=apart,
                     built=built,
+                    quiet=apart and torchrl.filter_warnings_subprocess,
                 )
                 made[id(maker)] = factory
             factories.append(factory)
@@ -197,7 +203,7 @@ class TorchRLChildren:
         )
 
     def _is_described_by(self, codec: SpaceCodec) -> bool:
-        specs = self._specs[id(self.metadata[0])].to("cpu")
+        specs = self._specs[0].to("cpu")
         actions = codec.action_spec
         if not isinstance(actions, Composite):
             actions = Composite(action=actions)
@@ -231,9 +237,12 @@ def check_worker_env(env: Any) -> None:
 
 def _metadata_of(maker: Any, kwargs: dict[str, Any], options: BatchOptions) -> EnvMetaData:
     if isinstance(maker, EnvCreator):
-        return get_env_metadata(maker, kwargs, env_validator=check_worker_env)
+        # To look at transforms, another env is built; one without any needs no look.
+        has_transforms = issubclass(maker.env_type, TransformedEnv)
+        validator = check_worker_env if has_transforms else None
+        return get_env_metadata(maker, kwargs, env_validator=validator)
     make = maker if callable(maker) else _GymnasiumMaker(maker)
-    env: Any = TorchRLFactory(make, kwargs, may_unwrap=False)().env
+    env: Any = TorchRLFactory(make, kwargs).build()
     try:
         check_worker_env(env)
         return EnvMetaData.metadata_from_env(env)
@@ -275,8 +284,9 @@ def check_not_empty(specs: Composite, batched: str) -> None:
                 )
 
 
-def _stackable(tensordicts: list[Any]) -> bool:
-    stack = LazyStackedTensorDict(*tensordicts, stack_dim=0)
+def _stackable(metadata: list[EnvMetaData]) -> bool:
+    examples = [m._tensordict.copy().clear_device_() for m in metadata]
+    stack = LazyStackedTensorDict(*examples, stack_dim=0)
     try:
         stack.contiguous()
     except RuntimeError:

@@ -153,6 +153,7 @@ class LocalHost:
     def close(self) -> None:
         """Closes the envs. May be called again."""
         host, self._host = self._host, None
+        self._envs = ()
         if host is not None:
             host.close()
 

@@ -90,10 +90,12 @@ def _merged(leaves: Sequence[Mapping[LeafPath, LeafSpec]]) -> dict[LeafPath, Lea
         paths.update(dict.fromkeys(mine))
     merged: dict[LeafPath, LeafSpec] = {}
     for path in paths:
-        found = [mine.get(path) for mine in leaves]
-        first = found[0]
-        same = isinstance(first, ArraySpec) and all(leaf == first for leaf in found)
-        merged[path] = first if same and first is not None else ObjectSpec("mixed")
+        found = [mine[path] for mine in leaves if path in mine]
+        if len(found) == len(leaves) and all(leaf == found[0] for leaf in found):
+            merged[path] = found[0]
+            continue
+        optional = all(isinstance(leaf, ObjectSpec) and leaf.is_optional for leaf in found)
+        merged[path] = ObjectSpec("mixed", is_optional=optional)
     return merged
 
 

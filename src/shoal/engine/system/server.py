@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exited", "Kill", "Preload", "Serving", "Spawn", "Spawned", "main", "serve"]
 
+_MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_")
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000  # how often to look for the parent where the system can't tell
 
@@ -110,6 +111,8 @@ def main(control_fd: int, parent_pid: int) -> None:
 def serve(control: Channel, parent_pid: int, inherited: Any) -> None:
     """Starts, reaps and kills workers until the parent is gone; then kills the rest."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for name in [name for name in os.environ if name.startswith(_MPI_PREFIXES)]:
+        del os.environ[name]  # an env that imports MPI is no rank of the caller's job
     children: dict[int, int] = {}  # pid -> worker_id
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)

@@ -362,9 +362,12 @@ class Host:
                 )
 
     def close(self) -> list[EnvFailure]:
-        """Closes every env, whatever the others raise."""
+        """Closes every env, whatever the others raise, and lets go of them."""
         ids = [self.first_id + i for i in self._all]
-        return self.for_each(ids, "close", lambda _, env: env.close())[1]
+        failures = self.for_each(ids, "close", lambda _, env: env.close())[1]
+        # Writers and envs hold on to each other; an env shall not wait for the collector.
+        vars(self).clear()
+        return failures
 
 
 def own_copy(value: Any) -> Any:
