@@ -1,0 +1,160 @@
+"""The same data as TorchRL's own serial env over the same children, whatever is called."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from children_cases import Case, assert_same_logs, opened, play, wanted_logs
+from children_envs import (
+    Counter,
+    Half,
+    Teams,
+    Walker,
+    Words,
+    make_cheetah,
+    make_dict_game,
+    make_minigrid,
+    make_rps,
+)
+from children_scripts import (
+    ALL,
+    attributes,
+    halves,
+    lazy_rollouts,
+    masked_resets,
+    masked_steps,
+    masked_steps_and_resets,
+    nobody_resets,
+    only_actions,
+    past_the_end,
+    reset_arguments,
+    rollouts,
+    seeds,
+    specs,
+    steps,
+    steps_and_resets,
+)
+from torchrl.envs import EnvCreator, GymEnv
+from torchrl.envs.libs.gym import _conversion_registry
+from torchrl.testing.mocking_classes import (
+    CountingBatchedEnv,
+    CountingEnv,
+    EnvWithDynamicSpec,
+    EnvWithMetadata,
+    EnvWithTensorClass,
+    HeterogeneousCountingEnv,
+    MultiKeyCountingEnv,
+    NestedCountingEnv,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+P = functools.partial
+
+CASES: dict[str, Case] = {
+    "cartpole": Case(P(GymEnv, "CartPole-v1", categorical_action_encoding=True)),
+    "cartpole one-hot": Case(P(GymEnv, "CartPole-v1")),
+    "pendulum on cpu": Case(P(GymEnv, "Pendulum-v1", device="cpu", max_episode_steps=5)),
+    "frame skip": Case(P(GymEnv, "CartPole-v1", frame_skip=4)),
+    "dict observations": Case(make_dict_game),
+    "minigrid": Case(make_minigrid),
+    "info reader": Case(P(make_dict_game, with_infos=True)),
+    "cheetah": Case(make_cheetah),
+    "rock, paper, scissors": Case(make_rps),
+    "counter": Case([P(Counter, length) for length in (2, 3, 5)]),
+    "counter from kwargs": Case(
+        Counter, {"create_env_kwargs": [{"length": length} for length in (4, 2, 3)]}
+    ),
+    "counter on cpu": Case(P(Counter, device="cpu")),
+    "batched counter": Case([P(Counter, length, batch_size=(4,)) for length in (2, 3, 5)]),
+    "batched twice": Case(P(Counter, batch_size=(2, 3))),
+    "made by a creator": Case(EnvCreator(P(Counter, 3))),
+    "unlike keys": Case(
+        [P(Counter, 2), P(Counter, 3, key="other"), P(Counter, 2, key="third", size=1)]
+    ),
+    "unlike shapes": Case([P(Counter, 2), P(Counter, 3, size=2), P(Counter, 2, size=1)]),
+    "no state": Case(P(Walker, 3)),
+    "no state, batched": Case(P(Walker, batch_size=(2,))),
+    "no state, unlocked": Case(P(Walker, batch_locked=False)),
+    "counting": Case([P(CountingEnv, max_steps=n) for n in (2, 3, 5)]),
+    "counting, batched": Case(
+        P(CountingBatchedEnv, max_steps=torch.tensor([2, 4]), batch_size=[2])
+    ),
+    "nested": Case([P(NestedCountingEnv, max_steps=n) for n in (2, 3, 5)]),
+    "nested, done at the root": Case(P(NestedCountingEnv, max_steps=3, has_root_done=True)),
+    "nested, batched": Case(P(NestedCountingEnv, max_steps=3, batch_size=[2])),
+    "teams": Case([P(Teams, length) for length in (1, 2, 4)]),
+    "teams with done": Case([P(Teams, length, root_done=True) for length in (1, 2, 4)]),
+    "many keys": Case([P(MultiKeyCountingEnv, max_steps=n) for n in (1, 2, 4)]),
+    "unlike agents": Case([P(HeterogeneousCountingEnv, max_steps=n) for n in (1, 2, 4)]),
+    "words": Case([P(Words, name, length) for name, length in (("a", 2), ("b", 3), ("c", 5))]),
+    "words and numbers": Case(P(Words, text_action=False)),
+    "metadata": Case(EnvWithMetadata),
+    "tensorclass": Case(EnvWithTensorClass),
+    "growing": Case([P(EnvWithDynamicSpec, n) for n in (2, 3, 5)]),
+    "growing alike": Case(P(EnvWithDynamicSpec, 3)),
+    "half": Case(Half),
+    "half, lazily": Case(Half, {"share_individual_td": True}),
+    "counter, lazily": Case(P(Counter, 2), {"share_individual_td": True}),
+    "counter without buffers": Case(P(Counter, 2), {"use_buffers": False}),
+    "counter to cpu": Case(P(Counter, 2), {"device": "cpu"}),
+}
+# Scripts that are for some children only.
+MORE: dict[str, tuple[Any, ...]] = {
+    name: (reset_arguments, attributes) for name in CASES if "counter" in name
+}
+for _name in ("unlike keys", "unlike shapes", "growing"):
+    MORE[_name] = (lazy_rollouts,)
+
+
+def scripts_of(name: str) -> list[Any]:
+    return [s for s in (*ALL, *MORE.get(name, ())) if s.__name__ not in CASES[name].without]
+
+
+WAYS = ["serial", "1 process", "2 processes", "one each"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _mission_spaces() -> Iterator[None]:
+    yield
+    from minigrid.core.mission import MissionSpace
+
+    _conversion_registry.pop(MissionSpace, None)
+
+
+@pytest.fixture(scope="module")
+def wanted(request: Any) -> tuple[str, dict[Any, Any]]:
+    name = request.param
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return name, wanted_logs(CASES[name], scripts_of(name))
+
+
+@pytest.fixture(scope="module")
+def env(request: Any) -> Iterator[Any]:
+    name, way = request.param
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from opened(CASES[name], way)
+
+
+PARAMETERS = [
+    # One object per env: pytest keeps a fixture as long as its parameter is the same one.
+    pytest.param(name, pair, script, id=f"{name}-{pair[1]}-{script.__name__}")
+    for name in CASES
+    for pair in [(name, way) for way in WAYS]
+    for script in scripts_of(name)
+]
+
+
+@pytest.mark.parametrize(("wanted", "env", "script"), PARAMETERS, indirect=["wanted", "env"])
+def test_same_data(wanted: Any, env: Any, script: Any) -> None:
+    expected = wanted[1][script]
+    if isinstance(expected, Exception):
+        raise expected
+    assert_same_logs(play(env, script), expected)
