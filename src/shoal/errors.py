@@ -203,7 +203,7 @@ class StartError(ShoalError):
         super().__init__(text)
 
 
-class StartTimeout(StartError, TimeoutError):
+class StartTimeout(TimeoutError, StartError):
     """The environments were not built in time; nothing was started."""
 
 
@@ -245,7 +245,7 @@ class WorkerDied(BrokenError):
         )
 
 
-class RecvTimeout(ShoalError, TimeoutError):
+class RecvTimeout(TimeoutError, ShoalError):
     """Nothing was ready in time. Nothing has changed: receive again to get it.
 
     Attributes:

@@ -65,7 +65,10 @@ class Traces:
             for fd, target in self.descriptors.items()
             if before.descriptors.get(fd) != target
         ]
-        new += [f"/dev/shm/{name}" for name in sorted(self.blocks - before.blocks)]
+        blocks = self.blocks - before.blocks
+        if blocks:
+            blocks -= _used_by_strangers()
+        new += [f"/dev/shm/{name}" for name in sorted(blocks)]
         return new
 
 
@@ -144,6 +147,20 @@ def _describe_process(pid: int) -> str:
     except OSError:
         return ""
     return f"[{state}] {command[-200:]}".strip()
+
+
+def _used_by_strangers() -> set[str]:
+    """Returns the names in /dev/shm that processes which are not ours have mapped."""
+    ours = {os.getpid(), *_descendants(os.getpid())}
+    used = set()
+    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
+        if folder.name.isdigit() and int(folder.name) not in ours:
+            with suppress(OSError):
+                for line in (folder / "maps").read_text().splitlines():
+                    name = line.partition(f"{_SHM}/")[2]
+                    if name:
+                        used.add(name.removesuffix(" (deleted)"))
+    return used
 
 
 def _threads() -> dict[int, str]:

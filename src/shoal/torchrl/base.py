@@ -290,7 +290,10 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         if device == self.device:
             return self
         for name in ("_input_spec", "_output_spec"):
-            self.__dict__[name] = self.__dict__[name].to(device)
+            moved = self.__dict__[name].to(device)
+            if self._is_spec_locked:
+                moved.lock_(recurse=True)
+            self.__dict__[name] = moved
         self._device = device
         self.empty_cache()
         return self

@@ -72,11 +72,18 @@ def loads_sharing(body: bytes, fds: Sequence[int]) -> Any:
 def _reduce(reducer: Callable[[Any], Any], otherwise: Any, value: Any) -> Any:
     # Only what is shared already: the reductions of torch would move what is not into
     # shared memory, and then two envs that were to have a copy each would have one.
-    is_shared = getattr(value, "is_shared", None)
-    if is_shared is not None and not is_shared():
+    if not _may_be_shared(value):
         usual = otherwise.get(type(value))
         return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if usual is None else usual(value)
     return reducer(value)
+
+
+def _may_be_shared(value: Any) -> bool:
+    """Returns false for a tensor or a storage that is not in shared memory."""
+    # torch's older kind of storage warns when it is asked anything itself.
+    inner = getattr(value, "_untyped_storage", None)
+    is_shared = getattr(value if inner is None else inner, "is_shared", None)
+    return is_shared is None or bool(is_shared())
 
 
 class _Carrier:
