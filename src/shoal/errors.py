@@ -253,6 +253,8 @@ class RecvTimeout(TimeoutError, ShoalError):
         timeout: the seconds that were allowed.
     """
 
+    __reduce__ = ShoalError.__reduce__  # OSError's own comes first otherwise
+
     def __init__(self, *, waiting_for: Sequence[int], timeout: float, during: str) -> None:
         self.waiting_for = tuple(waiting_for)
         self.timeout = timeout

@@ -18,3 +18,4 @@ def make():
     yield make_one
     for env in reversed(envs):
         env.close(raise_if_closed=False)
+    envs.clear()  # pytest keeps this function until after the leak check

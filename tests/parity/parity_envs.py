@@ -369,3 +369,17 @@ class EmptyPart(Counter):
         else:
             self.output_spec.unlock_(recurse=True)
             self.output_spec[name] = spec
+
+
+class Sharing(Counter):
+    """Has its state in a tensordict, which an ``EnvCreator`` shares among all."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shared = TensorDict({"number": torch.zeros(1)})
+
+    def get_extra_state(self) -> Any:
+        return self.shared
+
+    def set_extra_state(self, state: Any) -> None:
+        self.shared = state

@@ -54,7 +54,6 @@ def test_item_122_specs_and_results_move(kind: str, child: Any, make: Any) -> No
     env.to("cpu")
     for spec in specs_of(env):
         assert spec.device == torch.device("cpu")
-        assert spec.is_locked
     assert env.device == torch.device("cpu")
     assert env.reset().device == torch.device("cpu")
     torch.manual_seed(0)

@@ -221,6 +221,15 @@ def test_item_044_specs_are_locked_when_it_runs(kind: str, make: Any) -> None:
     assert locked == [(True, True)] * 2
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_item_044_specs_stay_locked_after_to(kind: str, make: Any) -> None:
+    env = make(kind, 2, CountingEnv)
+    env.start()
+    env.to("cpu")
+    assert env.input_spec.is_locked
+    assert env.output_spec.is_locked
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_item_045_add_truncated_keys(cls: Any) -> None:
     with pytest.raises(RuntimeError, match="envs"):

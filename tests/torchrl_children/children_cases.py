@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,10 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_tensor_collecti
 from tensordict.base import is_non_tensor
 from torchrl.envs import SerialEnv as TorchRLSerialEnv
 
-from shoal.testing import no_leaks
 from shoal.torchrl import ParallelEnv, SerialEnv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 SEED = 7
 N = 3
@@ -200,12 +200,23 @@ def wanted_logs(case: Case, scripts: Sequence[Callable[[Any, Log], None]]) -> di
     return found
 
 
-def opened(case: Case, way: str) -> Iterator[Any]:
-    """Opens an env for several tests, and checks that nothing of it stays."""
-    with no_leaks():
-        env = case.ours(way)
-        try:
-            yield env
-        finally:
-            env.close(raise_if_closed=False)
-            del env
+def assert_plays_alike(env: Any, wanted: dict[Any, Any]) -> None:
+    """Plays the scripts one after another, and says of each how it differs.
+
+    Args:
+        env: gets closed.
+        wanted: as `wanted_logs` returns it.
+    """
+    failed: list[str] = []
+    try:
+        for script, expected in wanted.items():
+            try:
+                if isinstance(expected, Exception):
+                    raise expected
+                assert_same_logs(play(env, script), expected)
+            except Exception as exc:  # noqa: BLE001 - told at the end, with the others
+                last = traceback.extract_tb(exc.__traceback__)[-1]
+                failed.append(f"{script.__name__}: {type(exc).__name__} at {last.name}: {exc}")
+    finally:
+        env.close(raise_if_closed=False)
+    assert not failed, "\n".join(failed)

@@ -14,8 +14,24 @@ import torch
 from gymnasium import spaces
 from tensordict import NonTensorData, TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, NonTensor, Unbounded
-from torchrl.envs import EnvBase, GymEnv, GymWrapper
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    DoubleToFloat,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    ObservationNorm,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+    VecNormV2,
+)
 from torchrl.envs.gym_like import default_info_dict_reader
+from torchrl.envs.transforms import FrameSkipTransform
 
 
 def flags(batch_size: Any, *names: str) -> Composite:
@@ -76,7 +92,7 @@ class Counter(EnvBase):
         mask = None if tensordict is None else tensordict.get("_reset", None)
         mask = torch.ones_like(self.count, dtype=torch.bool) if mask is None else mask
         begin = torch.full_like(self.count, start + bonus)
-        if tensordict is not None and "begin" in tensordict.keys():
+        if tensordict is not None and "begin" in tensordict:
             begin = begin + tensordict["begin"]
         fresh = torch.randint(0, 1000, self.drawn.shape, generator=self.generator) / 8
         self.count = torch.where(mask, begin, self.count)
@@ -408,13 +424,12 @@ def make_minigrid(max_steps: int = 5) -> EnvBase:
 
 
 def make_rps(max_cycles: int = 4) -> EnvBase:
-    from torchrl.envs import PettingZooEnv
+    from pettingzoo.classic import rps_v2
+    from torchrl.envs import PettingZooWrapper
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return PettingZooEnv(
-            task="rps_v2", parallel=True, use_mask=False, max_cycles=max_cycles, seed=None
-        )
+        return PettingZooWrapper(rps_v2.parallel_env(max_cycles=max_cycles), use_mask=False)
 
 
 def make_cheetah() -> EnvBase:
@@ -462,3 +477,31 @@ def make_dict_game(*, with_infos: bool = False) -> EnvBase:
         return env
     specs = [Unbounded((), dtype=torch.float64), Unbounded((2,))]
     return env.set_info_dict_reader(default_info_dict_reader(["half", "pair"], spec=specs))
+
+
+def dressed(maker: Any, how: str) -> EnvBase:
+    """Returns an env with transforms around it."""
+    transforms: dict[str, Any] = {
+        "counter": lambda: [StepCounter()],
+        "usual": lambda: [StepCounter(), RewardSum(), InitTracker()],
+        "short": lambda: [StepCounter(max_steps=2), RewardSum(), FrameSkipTransform(1)],
+        "doubles": lambda: [
+            DoubleToFloat(in_keys=["observation"]),
+            ObservationNorm(loc=0.5, scale=2.0, in_keys=["observation"]),
+            RewardScaling(loc=0.5, scale=3.0),
+            RewardSum(),
+        ],
+        "frames": lambda: [CatFrames(N=3, dim=-1, in_keys=["observation"]), StepCounter()],
+        "primed": lambda: [
+            InitTracker(),
+            TensorDictPrimer(hidden=Unbounded((1, 4)), default_value=0.0),
+        ],
+        "vecnorm": lambda: [VecNormV2(in_keys=["observation", "reward"]), StepCounter()],
+        "gru": lambda: [InitTracker(), TensorDictPrimer(recurrent_state=Unbounded((1, 4)))],
+        "lstm": lambda: [
+            InitTracker(),
+            TensorDictPrimer(hidden_h=Unbounded((1, 4)), hidden_c=Unbounded((1, 4))),
+        ],
+        "sum only": lambda: [RewardSum()],
+    }
+    return TransformedEnv(maker(), Compose(*transforms[how]()))

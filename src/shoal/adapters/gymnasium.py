@@ -7,7 +7,9 @@ framework; never imports torch.
 from __future__ import annotations
 
 import copy
+import os
 import secrets
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -188,6 +190,7 @@ class GymnasiumFactory:
             for a frame skip of 4.)
         wrappers: wrappers to put around the env, with their arguments.
         registrations: the ids that the callable may ask for.
+        quiet_except_in: workers show no warnings; the id of the process that does.
     """
 
     target: str | GymnasiumSpec | Callable[..., AnyEnv]
@@ -196,6 +199,7 @@ class GymnasiumFactory:
     defaults: Literal["gymnasium", "torchrl"] = "gymnasium"
     wrappers: tuple[WrapperCall, ...] = ()
     registrations: Registrations = field(default_factory=Registrations, repr=False)
+    quiet_except_in: int | None = None
 
     @classmethod
     def of(
@@ -205,6 +209,7 @@ class GymnasiumFactory:
         info: Mapping[LeafPath, ArraySpec] | None = None,
         *,
         defaults: Literal["gymnasium", "torchrl"] = "gymnasium",
+        quiet_except_in: int | None = None,
     ) -> GymnasiumFactory:
         """Returns a factory, having looked up here what cannot be found elsewhere.
 
@@ -213,6 +218,7 @@ class GymnasiumFactory:
             kwargs: its keyword arguments. They are copied.
             info: numeric entries of the info dict that travel with every result.
             defaults: see the class.
+            quiet_except_in: see the class.
 
         Raises:
             gymnasium.error.Error: nothing is registered under this id.
@@ -223,13 +229,14 @@ class GymnasiumFactory:
             target = find_spec(target)
         if isinstance(target, GymnasiumSpec):
             target, wrappers = portable(target)
-            return cls(target, kwargs, info, defaults, wrappers)
+            return cls(target, kwargs, info, defaults, wrappers, quiet_except_in=quiet_except_in)
         if not callable(target):
             raise TypeError(
                 "an env is named by an id, a gymnasium EnvSpec or a callable that returns a"
                 f" gymnasium.Env, not by {_named(target)}"
             )
-        return cls(target, kwargs, info, defaults, (), Registrations.of_this_process())
+        registrations = Registrations.of_this_process()
+        return cls(target, kwargs, info, defaults, (), registrations, quiet_except_in)
 
     @property
     def preload(self) -> tuple[str, ...]:
@@ -248,6 +255,8 @@ class GymnasiumFactory:
         Raises:
             TypeError: the callable returned something that is not a Gymnasium env.
         """
+        if self.quiet_except_in not in (None, os.getpid()):
+            warnings.filterwarnings("ignore")
         if isinstance(self.target, str | GymnasiumSpec):
             env = self._make(self.target)
         else:

@@ -9,6 +9,7 @@ adapter does not do for a tenth of the price, so its worker steps the env inside
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,14 @@ class TorchRLFactory:
     Attributes:
         create_env_fn: a callable that returns an ``EnvBase``, or an ``EnvCreator``.
         kwargs: its keyword arguments.
-        num_threads: torch threads of the process that builds it; ``None`` leaves them.
+        num_threads: torch threads of a worker; ``None`` leaves them.
         may_unwrap: a plain ``GymEnv`` may be stepped as the Gymnasium env inside it.
         keep_graph: see `TorchRLEnv`.
-        is_apart: see `TorchRLEnv`.
         built: where envs of this process note that they were built, if one process has
             them all: a function may return the same env twice, which is then copied.
-        quiet: the process that builds it shows no warnings, as TorchRL's workers
-            (``torchrl.filter_warnings_subprocess``).
+        caller_pid: the process of the caller, whose threads, generators and warnings are
+            left alone; ``None`` if no other process builds the env.
+        quiet: workers show no warnings, as TorchRL's (``filter_warnings_subprocess``).
     """
 
     preload = ("torchrl.envs", __name__)
@@ -88,8 +89,8 @@ class TorchRLFactory:
         num_threads: int | None = None,
         may_unwrap: bool = True,
         keep_graph: bool = False,
-        is_apart: bool = False,
         built: weakref.WeakSet[EnvBase] | None = None,
+        caller_pid: int | None = None,
         quiet: bool = False,
     ) -> None:
         self.create_env_fn = create_env_fn
@@ -97,18 +98,21 @@ class TorchRLFactory:
         self.num_threads = num_threads
         self.may_unwrap = may_unwrap
         self.keep_graph = keep_graph
-        self.is_apart = is_apart
         self.built = built
+        self.caller_pid = caller_pid
         self.quiet = quiet
 
     def __call__(self) -> TorchRLEnv | GymnasiumInside:
         """Builds the env and adapts it. Raises what `build` raises."""
-        if self.quiet:
+        is_apart = self.caller_pid is not None and os.getpid() != self.caller_pid
+        if is_apart and self.quiet:
             warnings.filterwarnings("ignore")
+        if is_apart and self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
         return adapted(
             self._of_its_own(self.build()),
             may_unwrap=self.may_unwrap,
-            is_apart=self.is_apart,
+            is_apart=is_apart,
             keep_graph=self.keep_graph,
         )
 
@@ -118,8 +122,6 @@ class TorchRLFactory:
         Raises:
             TypeError: the callable returned something else.
         """
-        if self.num_threads is not None and torch.get_num_threads() != self.num_threads:
-            torch.set_num_threads(self.num_threads)
         env = self.create_env_fn(**self.kwargs)
         if isinstance(env, gymnasium.Env):
             env = GymWrapper(env, categorical_action_encoding=True)
@@ -153,7 +155,9 @@ class EitherFactory:
     Attributes:
         create_env_fn: a callable that returns an ``EnvBase`` or a ``gymnasium.Env``.
         kwargs: its keyword arguments.
-        num_threads: see `TorchRLFactory`.
+        num_threads: torch threads of a worker.
+        may_unwrap: see `TorchRLFactory`.
+        caller_pid: see `TorchRLFactory`.
     """
 
     preload = TorchRLFactory.preload
@@ -165,23 +169,24 @@ class EitherFactory:
         create_env_fn: Callable[..., Any],
         kwargs: Mapping[str, Any],
         *,
-        num_threads: int | None,
+        num_threads: int,
         may_unwrap: bool,
-        is_apart: bool,
+        caller_pid: int | None,
     ) -> None:
         self.create_env_fn = create_env_fn
         self.kwargs = dict(kwargs)
         self.num_threads = num_threads
         self.may_unwrap = may_unwrap
-        self.is_apart = is_apart
+        self.caller_pid = caller_pid
 
     def __call__(self) -> TorchRLEnv | GymnasiumEnv:
         """Builds the env."""
-        if self.num_threads is not None:
+        is_apart = self.caller_pid is not None and os.getpid() != self.caller_pid
+        if is_apart:
             torch.set_num_threads(self.num_threads)
         env = self.create_env_fn(**self.kwargs)
         if isinstance(env, EnvBase):
-            return adapted(env, may_unwrap=self.may_unwrap, is_apart=self.is_apart)
+            return adapted(env, may_unwrap=self.may_unwrap, is_apart=is_apart)
         return GymnasiumEnv(env)
 
 

@@ -6,9 +6,11 @@ how a step is done.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torchrl
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase, EnvCreator
 
@@ -146,9 +148,9 @@ def unknown_factories(
                 factory = EitherFactory(
                     maker,
                     own,
-                    num_threads=options.num_sub_threads if is_apart else None,
+                    num_threads=options.num_sub_threads,
                     may_unwrap=single_task,
-                    is_apart=is_apart,
+                    caller_pid=os.getpid() if is_apart else None,
                 )
             else:
                 factory = GymnasiumFactory.of(maker, own, defaults="torchrl")
@@ -216,7 +218,11 @@ class GymnasiumChildren:
             factory = made.get(id(maker))
             if factory is None or not are_equal(factory.kwargs, own):
                 factory = GymnasiumFactory.of(
-                    maker, own, self.infos.leaves or None, defaults="torchrl"
+                    maker,
+                    own,
+                    self.infos.leaves or None,
+                    defaults="torchrl",
+                    quiet_except_in=os.getpid() if torchrl.filter_warnings_subprocess else None,
                 )
                 made[id(maker)] = factory
             factories.append(factory)

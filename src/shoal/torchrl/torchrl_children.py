@@ -5,6 +5,7 @@ Knows TorchRL's metadata of envs and creators. Does not know how a step is done.
 
 from __future__ import annotations
 
+import os
 import weakref
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
@@ -160,12 +161,12 @@ class TorchRLChildren:
                 factory = TorchRLFactory(
                     maker if callable(maker) else _GymnasiumMaker(maker),
                     own,
-                    num_threads=self._options.num_sub_threads if apart else None,
+                    num_threads=self._options.num_sub_threads,
                     may_unwrap=self._may_unwrap,
                     keep_graph=not apart and self._options.keeps_graph,
-                    is_apart=apart,
+                    caller_pid=os.getpid() if apart else None,
                     built=built,
-                    quiet=apart and torchrl.filter_warnings_subprocess,
+                    quiet=torchrl.filter_warnings_subprocess,
                 )
                 made[id(maker)] = factory
             factories.append(factory)
