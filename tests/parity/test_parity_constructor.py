@@ -80,7 +80,7 @@ def test_item_012_length_of_the_list_of_functions(cls: Any) -> None:
 def test_item_013_single_task(cls: Any) -> None:
     assert cls(3, Counter)._single_task
     assert cls(3, [Counter] * 3)._single_task
-    assert not cls(3, [lambda: Counter(), lambda: Counter(), lambda: Counter()])._single_task  # noqa: PLW0108
+    assert not cls(3, [lambda: Counter(), lambda: Counter(), lambda: Counter()])._single_task
     assert not cls(2, [EnvCreator(Counter), EnvCreator(Counter)])._single_task
 
 
@@ -298,7 +298,7 @@ def test_item_029_use_buffers(cls: Any) -> None:
     assert cls(2, Counter)._use_buffers is True
     assert cls(2, EnvWithDynamicSpec)._use_buffers is False
     assert cls(2, Counter, use_buffers=False)._use_buffers is False
-    several = [lambda: Counter(), lambda: Counter()]  # noqa: PLW0108
+    several = [lambda: Counter(), lambda: Counter()]
     assert cls(2, several, use_buffers=False)._use_buffers is False
     with pytest.warns(UserWarning, match="use_buffers"):
         env = cls(2, EnvWithDynamicSpec, use_buffers=True)

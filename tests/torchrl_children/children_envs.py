@@ -424,18 +424,19 @@ def make_minigrid(max_steps: int = 5) -> EnvBase:
 
 
 def make_rps(max_cycles: int = 4) -> EnvBase:
-    from pettingzoo.classic import rps_v2
     from torchrl.envs import PettingZooWrapper
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        from pettingzoo.classic import rps_v2
+
         return PettingZooWrapper(rps_v2.parallel_env(max_cycles=max_cycles), use_mask=False)
 
 
 def make_cheetah() -> EnvBase:
     from torchrl.envs import DMControlEnv
 
-    return DMControlEnv("cheetah", "run", frame_skip=125)
+    return DMControlEnv("cheetah", "run", frame_skip=250)
 
 
 class DictGame(gymnasium.Env[Any, Any]):

@@ -15,11 +15,13 @@ from children_scripts import (
     begin,
     masked_resets,
     nobody_resets,
+    only_actions,
     past_the_end,
     rollouts,
     specs,
     steps,
     steps_and_resets,
+    waits,
 )
 from torchrl.envs import (
     CatFrames,
@@ -32,7 +34,6 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.envs.transforms import FrameSkipTransform
-from torchrl.testing.mocking_classes import NestedCountingEnv
 
 P = functools.partial
 
@@ -55,6 +56,9 @@ def frames() -> Any:
 COUNTERS = [P(Counter, length) for length in (1, 2, 3)]
 BOTH = [StepCounter, RewardSum, InitTracker]
 
+# Rollouts in which ended rows wait are too much for TorchRL's serial env below these.
+ALL_DONE = ("waits", "all_ends")
+
 CASES: dict[str, Case] = {
     "inside": Case([P(dressed, maker, "usual") for maker in COUNTERS]),
     "inside, in doubles": Case(
@@ -62,20 +66,22 @@ CASES: dict[str, Case] = {
     ),
     "inside, frames": Case([P(dressed, maker, "frames") for maker in COUNTERS]),
     "inside, primed": Case([P(dressed, maker, "primed") for maker in COUNTERS]),
-    "inside, normed": Case([P(dressed, maker, "vecnorm") for maker in COUNTERS]),
     "inside, short": Case([P(dressed, maker, "short") for maker in COUNTERS]),
-    "inside a batch": Case([P(dressed, P(Counter, n, batch_size=(2,)), "usual") for n in (1, 3)]),
-    "inside nested": Case(P(dressed, P(NestedCountingEnv, max_steps=2), "counter")),
+    "inside a batch": Case(
+        [P(dressed, P(Counter, n, batch_size=(2,)), "usual") for n in (1, 3)], without=ALL_DONE
+    ),
     "outside": Case(COUNTERS, wrap=around(*BOTH)),
-    "outside, frames": Case(COUNTERS, wrap=around(StepCounter, frames, normed)),
+    "outside, frames": Case(COUNTERS, wrap=around(StepCounter, frames, normed), without=ALL_DONE),
     "outside, short": Case(COUNTERS, wrap=around(P(StepCounter, max_steps=2), RewardSum)),
     "outside, rewards": Case(COUNTERS, wrap=around(P(RewardScaling, loc=1.0, scale=2.0))),
     "outside, frame skip": Case(COUNTERS, wrap=around(P(FrameSkipTransform, 2), RewardSum)),
     "outside teams": Case(
-        [P(Teams, n, root_done=True) for n in (1, 2, 4)], wrap=around(StepCounter)
+        [P(Teams, n, root_done=True) for n in (1, 2, 4)], wrap=around(StepCounter), without=ALL_DONE
     ),
     "both": Case(
-        [P(dressed, maker, "usual") for maker in COUNTERS], wrap=around(InitTracker, frames)
+        [P(dressed, maker, "usual") for maker in COUNTERS],
+        wrap=around(InitTracker, frames),
+        without=ALL_DONE,
     ),
     "both, on cpu": Case(
         P(dressed, P(Counter, 2, device="cpu"), "frames"), wrap=around(StepCounter, RewardSum)
@@ -112,14 +118,24 @@ def all_ends(env: Any, log: Log) -> None:
         log.add("nonstop", env.rollout(20, break_when_any_done=False))
 
 
-OUTSIDE = (steps, steps_and_resets, masked_resets, nobody_resets, past_the_end, rollouts, specs)
+# Given an action alone, it does not remember what the transforms in the children count.
+INSIDE = tuple(script for script in ALL if script is not only_actions)
+OUTSIDE = (
+    past_the_end,
+    steps,
+    steps_and_resets,
+    masked_resets,
+    nobody_resets,
+    rollouts,
+    waits,
+    specs,
+)
 
 
 def scripts_of(name: str) -> list[Any]:
     case = CASES[name]
-    first = ALL if case.wrap is None else OUTSIDE
-    more = (many_ends,) if "batch" in name else (many_ends, all_ends)
-    return [s for s in (*first, *more) if s.__name__ not in case.without]
+    first = INSIDE if case.wrap is None else OUTSIDE
+    return [s for s in (*first, many_ends, all_ends) if s.__name__ not in case.without]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +147,7 @@ def wanted(request: Any) -> tuple[Case, dict[Any, Any]]:
 
 
 @pytest.mark.parametrize("wanted", CASES, indirect=True)
-@pytest.mark.parametrize("way", ["serial", "2 processes", "one each"])
+@pytest.mark.parametrize("way", ["serial", "2 processes"])
 def test_same_data(way: str, wanted: Any) -> None:
     case, logs = wanted
     with warnings.catch_warnings():

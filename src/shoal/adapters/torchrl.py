@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
+from tensordict import (
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+)
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 from torchrl.envs.common import EnvMetaData
 from torchrl.envs.utils import _terminated_or_truncated
@@ -365,7 +371,7 @@ class TorchRLEnv:
         for path, value in entries.items():
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
-            elif not isinstance(value, torch.Tensor | TensorDict):
+            elif not isinstance(value, torch.Tensor) and not is_tensor_collection(value):
                 value = as_data(value, 0)
             given.set(path, value)
         return given
@@ -431,7 +437,7 @@ class TorchRLEnv:
             elif leaf.kind == "data":
                 values[k] = _data_of(value)
             elif not self._keep_graph:
-                values[k] = value.detach().cpu()
+                values[k] = _at_home(value.detach())
         return values
 
     def _detached(self, leaf: Leaf, value: torch.Tensor) -> Any:
@@ -474,6 +480,11 @@ def _entry(leaf: Leaf, value: Any) -> Any:
     if leaf.kind == "data" and value is not None:
         return as_data(value, len(leaf.shape))
     return value
+
+
+def _at_home(value: Any) -> Any:
+    """Returns a tensor or collection in this process's memory; of no device if it had none."""
+    return value if value.device is None or value.device.type == "cpu" else value.cpu()
 
 
 def as_tensor(value: Any) -> Any:

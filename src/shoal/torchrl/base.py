@@ -109,7 +109,8 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
                 device=children.common_device() if device is None else device,
                 batch_size=torch.Size((num_workers, *children.batch_size)),
             )
-            self.__dict__["_batch_locked"] = children.batch_locked
+            # Whatever the children are: EnvBase would cut a partial step's rows out itself.
+            self.__dict__["_batch_locked"] = True
             self._set_specs()
             readers = [] if info_dict_reader is None else info_dict_reader
             for reader in readers if isinstance(readers, Sequence) else [readers]:
@@ -271,7 +272,7 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
             raise RuntimeError(
                 "configure_parallel cannot be used after the environment has started; close it"
             )
-        self._options = self._options.changed(**options)
+        self._options = self._children.options = self._options.changed(**options)
         self._use_buffers = resolve_buffers(
             self._options.use_buffers, is_dynamic=self._children.is_dynamic
         )

@@ -271,6 +271,19 @@ class ParallelEnv(BatchedEnv):
     _defers_values = True
     _serial_twin = SerialEnv
 
+    @classmethod
+    def make_parallel(cls, *args: Any, num_envs: int = 1, **options: Any) -> Self:
+        """Returns a parallel env; ``make_parallel(make_env, num_envs=4)`` as in ``EnvBase``.
+
+        Args:
+            *args: the constructor's arguments, or without the first of them.
+            num_envs: how many, if the first argument does not say it.
+            **options: of the constructor.
+        """
+        if args and isinstance(args[0], int):
+            return cls(*args, **options)
+        return cls(num_envs, *args, **options)
+
 
 # Collectors ask by these classes whether an env is a batched one.
 _TorchRLBatched.register(BatchedEnv)

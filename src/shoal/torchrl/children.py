@@ -39,9 +39,9 @@ class Children(Protocol):
     """The envs of one batched env, before they run.
 
     Attributes:
+        options: of the batched env; those that concern how envs run may be replaced.
         env_text: what messages call the first of them.
         batch_size: of one env.
-        batch_locked: whether their batch size is fixed.
         supports_set_state: a reset may put all of them into a given state.
         is_dynamic: some of their entries have no fixed shape.
         are_stackable: results of all of them make one dense batch.
@@ -49,9 +49,9 @@ class Children(Protocol):
         infos: entries of info dicts that are observations.
     """
 
+    options: BatchOptions
     env_text: str
     batch_size: torch.Size
-    batch_locked: bool
     supports_set_state: bool
     is_dynamic: bool
     are_stackable: bool
@@ -177,14 +177,13 @@ class GymnasiumChildren:
     """
 
     batch_size = torch.Size([])
-    batch_locked = True
     supports_set_state = False
     is_dynamic = False
     are_stackable = True
     seed_themselves = False
 
     def __init__(self, description: GymnasiumDescription, options: BatchOptions) -> None:
-        self._options = options
+        self.options = options
         self.env_text = description.text
         self.infos = InfoReaders()
         self._codec = self._codec_of(description)
@@ -193,7 +192,7 @@ class GymnasiumChildren:
         return SpaceCodec(
             spaces.observation_space,
             spaces.action_space,
-            categorical_action_encoding=self._options.categorical_action_encoding,
+            categorical_action_encoding=self.options.categorical_action_encoding,
         )
 
     def are_like(self, maker: Any, kwargs: dict[str, Any]) -> bool:

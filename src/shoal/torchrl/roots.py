@@ -95,14 +95,29 @@ def repeat_idle(
         old = before.get(key, None)
         if isinstance(value, NonTensorStack | NonTensorData):
             stepped.set(key, _idle_data(value, old, moved))
+        elif isinstance(value, TensorDictBase):
+            mended = repeat_idle(value, value.empty() if old is None else old, moved)
+            if mended is not value:
+                stepped.set(key, mended)
         elif is_tensor_collection(value):
-            repeat_idle(value, value.empty() if old is None else old, moved)
+            stepped.set(key, _idle_records(value, old, moved))
         else:
             fits = old is not None and old.shape == value.shape and old.dtype == value.dtype
-            mask = moved.reshape(*moved.shape, *[1] * (value.ndim - moved.ndim))
+            mask = moved.reshape((*moved.shape, *[1] * (value.ndim - moved.ndim)))
             old = old.to(value.device) if fits else torch.zeros_like(value)
             stepped.set(key, torch.where(mask.to(value.device), value, old))
     return stepped
+
+
+def _idle_records(value: Any, old: Any, moved: torch.Tensor) -> Any:
+    """Returns a tensorclass; its old rows where it has them, as it has no zeros."""
+    if type(old) is not type(value) or bool(moved.all()):
+        return value
+    if moved.ndim == 0:
+        return old
+    rows = zip(moved, value.unbind(0), old.unbind(0), strict=True)
+    chosen = [_idle_records(new, before, mask) for mask, new, before in rows]
+    return LazyStackedTensorDict.maybe_dense_stack(chosen, 0)
 
 
 def _idle_data(value: Any, old: Any, moved: torch.Tensor) -> Any:
@@ -118,6 +133,11 @@ def complete(given: TensorDictBase, present: TensorDictBase) -> None:
 
     So the rows outside the mask show what the envs last returned, not zeros.
     """
+    if isinstance(present, LazyStackedTensorDict) and isinstance(given, LazyStackedTensorDict):
+        # Row by row: what differs between rows cannot be had as one.
+        for row, other in zip(given.tensordicts, present.tensordicts, strict=True):
+            complete(row, other)
+        return
     missing = set(present.keys()) - set(given.keys())
     for key in sorted(missing):
         given.set(key, present.get(key).clone())

@@ -20,6 +20,8 @@ from torchrl.envs.common import EnvMetaData
 from shoal.adapters.gymnasium import GymnasiumFactory
 from shoal.adapters.torchrl import close_env
 from shoal.adapters.torchrl_factory import TorchRLFactory
+from shoal.engine.spec import ArraySpec, describe_path
+from shoal.errors import SpecError
 from shoal.torchrl.infos import InfoReaders
 from shoal.torchrl.specs import SpaceCodec
 from shoal.torchrl.tables import Tables
@@ -58,13 +60,12 @@ class TorchRLChildren:
         self, metadata: list[EnvMetaData], options: BatchOptions, *, single_task: bool
     ) -> None:
         first = metadata[0]
-        self._options = options
+        self.options = options
         self._single_task = single_task
         self.metadata = metadata
         self.infos = InfoReaders()
         self.env_text = first.env_str
         self.batch_size = torch.Size(first.batch_size)
-        self.batch_locked = first.batch_locked
         self.supports_set_state = all(m.supports_set_state for m in metadata)
         self.is_dynamic = any(m.has_dynamic_specs for m in metadata)
         self.are_stackable = single_task or _stackable(metadata)
@@ -115,7 +116,7 @@ class TorchRLChildren:
     def select(self, env_ids: list[int]) -> TorchRLChildren:
         """Returns those of some envs."""
         metadata = [self.metadata[i] for i in env_ids]
-        return TorchRLChildren(metadata, self._options, single_task=self._single_task)
+        return TorchRLChildren(metadata, self.options, single_task=self._single_task)
 
     def common_device(self) -> torch.device | None:
         """Returns the device of all envs.
@@ -161,9 +162,9 @@ class TorchRLChildren:
                 factory = TorchRLFactory(
                     maker if callable(maker) else _GymnasiumMaker(maker),
                     own,
-                    num_threads=self._options.num_sub_threads,
+                    num_threads=self.options.num_sub_threads,
                     may_unwrap=self._may_unwrap,
-                    keep_graph=not apart and self._options.keeps_graph,
+                    keep_graph=not apart and self.options.keeps_graph,
                     caller_pid=os.getpid() if apart else None,
                     built=built,
                     quiet=torchrl.filter_warnings_subprocess,
@@ -195,13 +196,35 @@ class TorchRLChildren:
                 return Tables(engine, codec, self.infos)
             self._may_unwrap = False
             return None
+        self._check_agrees(engine)
         return TorchRLRows(
             engine,
             self._schemas,
             reset_keys,
-            is_lazy=bool(self._options.share_individual_td) or not self.are_stackable,
+            is_lazy=bool(self.options.share_individual_td) or not self.are_stackable,
             leaf_devices=self.metadata[0].device is None,
         )
+
+    def _check_agrees(self, engine: Engine) -> None:
+        """Checks that envs which share one schema are what their metadata says.
+
+        Raises:
+            SpecError: they are not; an ``EnvCreator`` made by ``make_variant`` keeps the
+                metadata of the one it was made from.
+        """
+        schema = self._schemas[0]
+        if any(other is not schema for other in self._schemas):
+            return
+        found = engine.spec.observation
+        for leaf in schema.following_leaves:
+            spec = found.get(leaf.path)
+            if isinstance(spec, ArraySpec) and spec != leaf.spec:
+                raise SpecError(
+                    key=describe_path("observation", leaf.path),
+                    expected=f"{leaf.spec}, which is what the env's metadata says",
+                    actual=f"{spec} in the envs that run",
+                    hint="An EnvCreator made by make_variant keeps old metadata; make a new one.",
+                )
 
     def _is_described_by(self, codec: SpaceCodec) -> bool:
         specs = self._specs[0].to("cpu")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
-from tensordict.base import _is_leaf_nontensor
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 from torchrl.envs.utils import _aggregate_end_of_traj
 
 from shoal.adapters.torchrl import GIVEN, NEXT, OTHERS, STEP_MASK, Inputs
@@ -31,7 +30,7 @@ from shoal.torchrl.options import kwargs_per_reset
 from shoal.torchrl.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shoal.engine import Engine
 
@@ -293,8 +292,7 @@ class TorchRLRows:
 
     def _has_more(self, tensordict: TensorDictBase) -> bool:
         """Returns whether there is something besides the masks that a reset may read."""
-        keys = ((k,) if isinstance(k, str) else k for k in _keys_of(tensordict))
-        return any(key not in self._reset_keys and key[0] not in ("next", "_step") for key in keys)
+        return any(path[-1] != "_reset" for path, _ in _entries_of(tensordict))
 
     def _are_ends(self, masks: dict[tuple[str, ...], Array], at: Array) -> bool:
         """Returns whether the masks name just what the last step has ended."""
@@ -312,17 +310,13 @@ class TorchRLRows:
 
     def _entries(self, row: TensorDictBase, schema: Schema) -> dict[LeafPath, Any]:
         entries: dict[LeafPath, Any] = {}
-        for key in _keys_of(row):
-            value = row.get(key)
-            path = (key,) if isinstance(key, str) else key
-            if path[0] in ("next", "_step"):
-                continue
+        for path, value in _entries_of(row):
             if isinstance(value, torch.Tensor):
                 # One that a transform outside has given another shape means something else.
                 if path not in schema.known or tuple(value.shape) == schema.known[path]:
                     entries[path] = value if self._keeps_tensors else to_numpy(value).copy()
             else:
-                entries[path] = getattr(value, "data", value)
+                entries[path] = value
         return entries
 
     # --- out -----------------------------------------------------------------------
@@ -407,9 +401,30 @@ def _keeps_kind(dtype: torch.dtype, leaf: Leaf) -> bool:
     return torch.can_cast(dtype, leaf.dtype) and leaf.dtype != torch.bool
 
 
-def _keys_of(tensordict: TensorDictBase) -> list[Any]:
-    """Returns the keys of all leaves, those that are no tensors among them."""
-    return list(tensordict.keys(True, True, is_leaf=_is_leaf_nontensor))
+def _entries_of(tensordict: TensorDictBase, parents: LeafPath = ()) -> Iterator[tuple[Any, Any]]:
+    """Returns path and value of what a reset may read.
+
+    Stacks of unlike parts go as a whole, for their entries cannot be had one by one; but
+    not the masks in them.
+    """
+    for name in tensordict.keys():  # noqa: SIM118, a TensorDict is no dict
+        if not parents and name in ("next", "_step"):
+            continue
+        path = (*parents, name)
+        value = tensordict.get(name)
+        if isinstance(value, LazyStackedTensorDict):
+            mask = value.get("_reset", None)
+            if mask is not None:
+                yield (*path, "_reset"), mask
+                value = value.exclude("_reset")
+            if not value.is_empty():
+                yield path, value
+        elif isinstance(value, TensorDictBase):
+            yield from _entries_of(value, path)
+        elif isinstance(value, NonTensorData | NonTensorStack):
+            yield path, value.data if isinstance(value, NonTensorData) else value.tolist()
+        else:
+            yield path, value
 
 
 def _zeros(leaf: Leaf) -> torch.Tensor:
