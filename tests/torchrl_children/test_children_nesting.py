@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
-from children_cases import SEED, Case, assert_plays_alike, wanted_logs
+from children_cases import Case, assert_plays_alike, wanted_logs
 from children_envs import Counter, Walker, dressed
 from children_scripts import (
     masked_resets,
@@ -70,18 +70,9 @@ def test_nests(wanted: Any, nest: str) -> None:
     assert_plays_alike(outer(2, P(inner, 2, children)), logs)
 
 
-@pytest.mark.slow
 def test_processes_of_torchrl_in_ours() -> None:
     children = CHILDREN["counters"]
-    wanted = TorchRLSerialEnv(2, P(TorchRLSerialEnv, 2, children))
+    scripts = (steps_and_resets, masked_resets)
+    wanted = wanted_logs(Case(P(TorchRLSerialEnv, 2, children), {"num_envs": 2}), scripts)
     env = SerialEnv(2, P(TorchRLParallelEnv, 2, children, mp_start_method="fork"))
-    try:
-        assert env.set_seed(SEED) == wanted.set_seed(SEED)
-        expected = wanted.rollout(8, lambda td: td.update(wanted.action_spec.zero()))
-        actual = env.rollout(
-            8, lambda td: td.set("action", wanted.full_action_spec.zero()["action"])
-        )
-        assert (actual["next", "observation"] == expected["next", "observation"]).all()
-    finally:
-        env.close()
-        wanted.close()
+    assert_plays_alike(env, wanted)

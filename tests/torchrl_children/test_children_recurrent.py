@@ -55,7 +55,7 @@ def _with_head(recurrent: Any) -> Any:
 
 
 def outside(env: Any) -> Any:
-    primer = TensorDictPrimer(recurrent_state=Unbounded((env.batch_size[0], 1, 4)))
+    primer = TensorDictPrimer(recurrent_state=Unbounded((1, 4)), expand_specs=True)
     return TransformedEnv(env, Compose(InitTracker(), primer, RewardSum()))
 
 

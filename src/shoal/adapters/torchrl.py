@@ -11,8 +11,6 @@ everything that a step takes: actions and states, and what the caller has put in
 
 from __future__ import annotations
 
-import inspect
-import random
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +23,23 @@ from tensordict import (
     TensorDictBase,
     is_tensor_collection,
 )
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
-from torchrl.envs.common import EnvMetaData
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    Transform,
+    TransformedEnv,
+)
 from torchrl.envs.utils import _terminated_or_truncated
 
-from shoal.adapters.calls import SPECIAL, answer, call_or_read
+from shoal.adapters.torchrl_calls import call_env, close_env
+from shoal.adapters.torchrl_generators import (
+    has_known_generator,
+    load_generators,
+    save_generators,
+    seed_generators,
+)
+from shoal.adapters.torchrl_inputs import GIVEN, OTHERS, STEP_MASK, Inputs
 from shoal.adapters.torchrl_trees import (
-    Branch,
     Leaf,
     as_data,
     leaves_of,
@@ -53,88 +61,7 @@ from shoal.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "GIVEN",
-    "NEXT",
-    "OTHERS",
-    "STEP_MASK",
-    "Inputs",
-    "TorchRLEnv",
-    "call_env",
-    "close_env",
-    "snapshot",
-]
-
-GIVEN = ("<given>",)
-"""An action leaf: which states, then which entries of ``next``, the caller gave. Bits."""
-STEP_MASK = ("<step>",)
-"""An action leaf of envs with a batch of their own: which of it to step."""
-OTHERS = ("<others>",)
-"""An action leaf, mostly absent: entries that do not fit their specs, as they came."""
-NEXT = "<next>"
-"""First key of the action leaves that were found in ``next``."""
-
-_MAX_BITS = 63
-
-
-class Inputs:
-    """What a step of one env takes, read off its specs.
-
-    Attributes:
-        actions: the tree of the actions, all of which have to be given.
-        states: the tree of the states; the env knows those that are not given.
-        following: the tree of states that the env returns too, so that a policy may have
-            put them into ``next``.
-        has_mask: the env has a batch, part of which may be stepped.
-        leaves: all of it as action leaves of the engine.
-    """
-
-    def __init__(self, specs: Mapping[Any, Any], batch_size: torch.Size) -> None:
-        inputs, outputs = specs["input_spec"], specs["output_spec"]
-        self.actions = tree_of(inputs["full_action_spec"])
-        self.states = tree_of(inputs["full_state_spec"])
-        returned = {leaf.path for leaf in leaves_of(tree_of(outputs["full_observation_spec"]))}
-        self.following = _only(self.states, returned)
-        self.has_mask = bool(batch_size)
-        self.state_leaves = list(leaves_of(self.states))
-        self.next_leaves = list(leaves_of(self.following))
-        self.leaves: dict[LeafPath, LeafSpec] = {
-            leaf.path: leaf.spec for leaf in leaves_of(self.actions)
-        }
-        self.action_leaves = list(leaves_of(self.actions))
-        # A state may be an action, too: then it has been given.
-        self.state_leaves = [leaf for leaf in self.state_leaves if leaf.path not in self.leaves]
-        self.states = _only(self.states, {leaf.path for leaf in self.state_leaves})
-        self.leaves.update({leaf.path: leaf.spec for leaf in self.state_leaves})
-        self.leaves.update({(NEXT, *leaf.path): leaf.spec for leaf in self.next_leaves})
-        if len(self.state_leaves) + len(self.next_leaves) > _MAX_BITS:
-            raise SpecError(
-                key="full_state_spec",
-                expected=f"at most {_MAX_BITS} states, those in next among them",
-                actual=f"{len(self.state_leaves)} and {len(self.next_leaves)}",
-            )
-        self.has_bits = bool(self.state_leaves)
-        if self.has_bits:
-            self.leaves[GIVEN] = ArraySpec((), np.dtype(np.int64))
-        self.leaves[OTHERS] = ObjectSpec("entries that do not fit", is_optional=True)
-        if self.has_mask:
-            self.leaves[STEP_MASK] = ArraySpec(tuple(batch_size), np.dtype(np.bool_))
-
-
-def _only(branch: Branch, paths: set[LeafPath]) -> Branch:
-    """Returns the part of a tree with these leaves; none of a lazy stack."""
-    children: dict[str, Any] = {}
-    for name, child in branch.children.items():
-        if isinstance(child, Leaf):
-            if child.path in paths:
-                children[name] = child
-        elif isinstance(child, Branch):
-            inner = _only(child, paths)
-            if inner.children:
-                children[name] = inner
-        elif any(leaf.path in paths for leaf in leaves_of(child)):
-            children[name] = child
-    return Branch(branch.batch_size, children)
+__all__ = ["TorchRLEnv"]
 
 
 class TorchRLEnv:
@@ -173,6 +100,7 @@ class TorchRLEnv:
                 path: leaf if path in (GIVEN, STEP_MASK, OTHERS) else self._travels(leaf)
                 for path, leaf in self._inputs.leaves.items()
             },
+            undoes_resets=has_known_generator(env),
         )
         # Not all of a step's entries are there after a reset.
         lasting = tree_of(outputs["full_observation_spec"], outputs["full_done_spec"])
@@ -381,31 +309,22 @@ class TorchRLEnv:
         if seed is None:
             return None
         if self._is_apart:
-            _seed_generators(seed)
+            seed_generators(seed)
         following: int | None = self.env.set_seed(seed)
         return following
 
     def save_rng(self) -> object:
         """Returns the states of the global generators and, if found, the env's own."""
-        own = _own_generator(self.env)
-        own_state = None if own is None else own.bit_generator.state
-        return torch.get_rng_state(), np.random.get_state(), random.getstate(), own_state
+        return save_generators(self.env)
 
     def load_rng(self, state: object) -> None:
         """Puts back what `save_rng` returned."""
-        if not isinstance(state, tuple):
-            return
-        torch.set_rng_state(state[0])
-        np.random.set_state(state[1])
-        random.setstate(state[2])
-        own = _own_generator(self.env)
-        if own is not None and state[3] is not None:
-            own.bit_generator.state = state[3]
+        load_generators(self.env, state)
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of the env, or returns an attribute; see `call_env`."""
         if name == "set_seed" and args and self._is_apart:
-            _seed_generators(args[0])
+            seed_generators(args[0])
         return call_env(self.env, name, args, kwargs)
 
     def close(self) -> None:
@@ -496,71 +415,3 @@ def _data_of(value: Any) -> Any:
     if isinstance(value, NonTensorStack):
         return value.tolist()
     return value.data if isinstance(value, NonTensorData) else value
-
-
-def _own_generator(env: Any) -> np.random.Generator | None:
-    """Returns the generator of a Gymnasium env at the bottom, if there is one."""
-    inner = env
-    while getattr(inner, "__dict__", {}).get("_modules", {}).get("base_env") is not None:
-        inner = inner.base_env
-    inner = getattr(inner, "__dict__", {}).get("_env")
-    inner = getattr(inner, "unwrapped", inner)
-    generator = getattr(inner, "_np_random", None)
-    return generator if isinstance(generator, np.random.Generator) else None
-
-
-def close_env(env: Any) -> None:
-    """Closes an env of TorchRL, whatever it says of itself.
-
-    Most envs never note that they are open, so that cannot be asked; and a batched one
-    refuses to be closed twice.
-    """
-    parameters = inspect.signature(env.close).parameters
-    if "raise_if_closed" in parameters:
-        env.close(raise_if_closed=False)
-    else:
-        env.close()
-
-
-def _seed_generators(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-
-
-def call_env(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a method of an env, or returns an attribute; dots lead on. See also `calls`.
-
-    What cannot leave the process is left out: the env itself, which ``to`` returns, and
-    the locks in a state dict, which is a copy.
-
-    Raises:
-        AttributeError: it has no such attribute.
-        TypeError: it is not callable, but there are arguments.
-    """
-    if name == "?describe":
-        return EnvMetaData.metadata_from_env(env)
-
-    def find(path: str) -> Any:
-        found: Any = env
-        for part in path.split("."):
-            found = getattr(found, part)
-        return found
-
-    if name in SPECIAL:
-        return answer(env, find, name, args, kwargs)
-    found = call_or_read(find(name), f"{name} of {type(env).__name__}", args, kwargs)
-    last = name.rpartition(".")[2]
-    if last == "state_dict":
-        return snapshot(found)
-    return None if last == "to" else found
-
-
-def snapshot(state: Any) -> Any:
-    """Returns a copy of a state dict, with ``None`` for locks, which belong to one process."""
-    if isinstance(state, dict):
-        return type(state)((key, snapshot(value)) for key, value in state.items())
-    if isinstance(state, torch.Tensor | TensorDictBase):
-        return state.detach().clone()
-    is_lock = hasattr(state, "acquire") and hasattr(state, "release")
-    return None if is_lock else state

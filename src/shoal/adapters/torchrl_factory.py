@@ -18,7 +18,8 @@ import torch
 from torchrl.envs import EnvBase, GymWrapper
 
 from shoal.adapters.gymnasium import GymnasiumEnv
-from shoal.adapters.torchrl import TorchRLEnv, call_env, close_env
+from shoal.adapters.torchrl import TorchRLEnv
+from shoal.adapters.torchrl_calls import call_env, close_env
 from shoal.adapters.torchrl_gym import gymnasium_inside, quicken
 
 if TYPE_CHECKING:

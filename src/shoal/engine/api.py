@@ -89,7 +89,7 @@ class Engine:
             self._backend,
             self.num_envs,
             keep_infos=self.config.keep_infos,
-            prefetch_resets=self.config.prefetch_resets,
+            prefetch_resets=self.config.prefetch_resets and self.spec.undoes_resets,
         )
         self._next_call_id = 1
 

@@ -104,11 +104,14 @@ class EnvSpec:
         action: the leaves of an action, in the order in which the env takes them.
         info: numeric entries of the info dict that travel with every result; an entry
             the env leaves out arrives as zero.
+        undoes_resets: the env's `save_rng` knows every generator that a reset draws from, so
+            that a reset may be prepared and taken back.
     """
 
     observation: Mapping[LeafPath, LeafSpec]
     action: Mapping[LeafPath, LeafSpec]
     info: Mapping[LeafPath, ArraySpec] = field(default_factory=dict)
+    undoes_resets: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation", _frozen(self.observation))
@@ -117,7 +120,8 @@ class EnvSpec:
 
     def __reduce__(self) -> tuple[object, ...]:
         # A mapping proxy cannot be pickled.
-        return (EnvSpec, (dict(self.observation), dict(self.action), dict(self.info)))
+        leaves = (dict(self.observation), dict(self.action), dict(self.info))
+        return (EnvSpec, (*leaves, self.undoes_resets))
 
 
 def describe_path(root: str, path: LeafPath) -> str:

@@ -15,7 +15,7 @@ from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase, EnvCreator
 
 from shoal.adapters.gymnasium import GymnasiumDescription, GymnasiumFactory, check_is_env
-from shoal.adapters.torchrl import close_env
+from shoal.adapters.torchrl_calls import close_env
 from shoal.adapters.torchrl_factory import EitherFactory
 from shoal.torchrl.infos import InfoReaders
 from shoal.torchrl.specs import SpaceCodec

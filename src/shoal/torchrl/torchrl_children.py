@@ -18,7 +18,7 @@ from torchrl.envs import EnvBase, EnvCreator, GymWrapper, TransformedEnv, get_en
 from torchrl.envs.common import EnvMetaData
 
 from shoal.adapters.gymnasium import GymnasiumFactory
-from shoal.adapters.torchrl import close_env
+from shoal.adapters.torchrl_calls import close_env
 from shoal.adapters.torchrl_factory import TorchRLFactory
 from shoal.engine.spec import ArraySpec, describe_path
 from shoal.errors import SpecError

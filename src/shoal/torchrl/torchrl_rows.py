@@ -12,7 +12,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
 from torchrl.envs.utils import _aggregate_end_of_traj
 
-from shoal.adapters.torchrl import GIVEN, NEXT, OTHERS, STEP_MASK, Inputs
+from shoal.adapters.torchrl_inputs import GIVEN, NEXT, OTHERS, STEP_MASK, Inputs
 from shoal.adapters.torchrl_trees import (
     Branch,
     Leaf,
@@ -314,7 +314,7 @@ class TorchRLRows:
             if isinstance(value, torch.Tensor):
                 # One that a transform outside has given another shape means something else.
                 if path not in schema.known or tuple(value.shape) == schema.known[path]:
-                    entries[path] = value if self._keeps_tensors else to_numpy(value).copy()
+                    entries[path] = value if self._keeps_tensors else _portable(value)
             else:
                 entries[path] = value
         return entries
@@ -425,6 +425,14 @@ def _entries_of(tensordict: TensorDictBase, parents: LeafPath = ()) -> Iterator[
             yield path, value.data if isinstance(value, NonTensorData) else value.tolist()
         else:
             yield path, value
+
+
+def _portable(value: torch.Tensor) -> Any:
+    """Returns a copy that is pickled cheaply."""
+    try:
+        return to_numpy(value).copy()
+    except TypeError:  # bfloat16 and its like
+        return value.detach().cpu().clone()
 
 
 def _zeros(leaf: Leaf) -> torch.Tensor:

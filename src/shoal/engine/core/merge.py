@@ -81,6 +81,7 @@ def merge_specs(specs: Sequence[EnvSpec]) -> EnvSpec:
         observation=_merged([spec.observation for spec in specs]),
         action=_merged([spec.action for spec in specs]),
         info=infos,
+        undoes_resets=all(spec.undoes_resets for spec in specs),
     )
 
 
