@@ -112,7 +112,8 @@ class Counter(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         action = tensordict["action"]
-        self.count = self.count + 1
+        mask = tensordict.get("_step", None)  # only ever finer than a worker
+        self.count = self.count + (1 if mask is None else mask.reshape(self.count.shape))
         done = self.count >= self.lengths
         odd = self.resets % 2 == 1
         return TensorDict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import warnings
 from typing import Any
 
@@ -70,6 +71,13 @@ def test_nests(wanted: Any, nest: str) -> None:
     assert_plays_alike(outer(2, P(inner, 2, children)), logs)
 
 
+@pytest.fixture(scope="module")
+def _heap() -> None:
+    # TorchRL's flags lie on a heap that multiprocessing keeps for good once it is there.
+    multiprocessing.RawArray("b", 8)
+
+
+@pytest.mark.usefixtures("_heap")
 def test_processes_of_torchrl_in_ours() -> None:
     children = CHILDREN["counters"]
     scripts = (steps_and_resets, masked_resets)

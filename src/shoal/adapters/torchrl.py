@@ -183,6 +183,7 @@ class TorchRLEnv:
         """Steps as ``EnvBase.step_and_maybe_reset`` does, up to the reset."""
         stepped = self.env.step(root)
         self._root = self.env._step_mdp(stepped)
+        self._root.pop("_step", None)  # the mask was for this step
         if self._hooks is not None:
             stepped, self._root = self._hooks(stepped, self._root)
         following: TensorDictBase = stepped.get("next")

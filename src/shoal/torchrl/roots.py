@@ -138,9 +138,12 @@ def complete(given: TensorDictBase, present: TensorDictBase) -> None:
         for row, other in zip(given.tensordicts, present.tensordicts, strict=True):
             complete(row, other)
         return
-    missing = set(present.keys()) - set(given.keys())
-    for key in sorted(missing):
-        given.set(key, present.get(key).clone())
+    mine = set(given.keys())
+    for key in sorted(present.keys()):
+        if key not in mine:
+            given.set(key, present.get(key).clone())
+        elif is_tensor_collection(inner := given.get(key)) and isinstance(inner, TensorDictBase):
+            complete(inner, present.get(key))
 
 
 def set_entry(tensordict: TensorDict, key: str, value: Any) -> None:
