@@ -91,15 +91,21 @@ class _QuickStep:
         return self._env()
 
     def __setstate__(self, env: Any) -> None:
-        inner = env.__dict__["_env"]
         # Weakly: the env holds on to this, and shall go when its owner lets it go.
         self._env = weakref.ref(env)
+        self._is_ready = False
+
+    def _prepare(self) -> None:
+        """Looks up how to read actions and observations; a copy is complete only by now."""
+        env: Any = self._env()
+        inner = env.__dict__["_env"]
         self._step_env = short_step(inner)
         self._read_action = _action_reader(env.full_action_spec["action"], inner.action_space)
         ((self._key, spec),) = env.full_observation_spec.items(True, True)
         self._dtype = spec.dtype
         self._shape = torch.Size(spec.shape)
         self._no_batch = torch.Size([])
+        self._is_ready = True
 
     @staticmethod
     def fits(env: Any, inner: Any) -> bool:
@@ -121,6 +127,8 @@ class _QuickStep:
         )
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        if not self._is_ready:
+            self._prepare()
         assert self._read_action is not None
         observation, reward, terminated, truncated, _ = self._step_env(
             self._read_action(tensordict.get("action"))
