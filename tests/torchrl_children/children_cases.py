@@ -64,12 +64,13 @@ def assert_same(actual: Any, expected: Any, where: str = "") -> None:
         return
     if isinstance(expected, torch.Tensor):
         assert isinstance(actual, torch.Tensor), where
-        about = f"{where}:\n{actual}\nshould be\n{expected}"
-        assert actual.dtype == expected.dtype, about
-        assert actual.shape == expected.shape, about
-        assert actual.device == expected.device, about
-        same = (actual == expected) | ((actual != actual) & (expected != expected))
-        assert bool(same.all()), about
+        assert actual.dtype == expected.dtype, f"{where}: {actual.dtype}, not {expected.dtype}"
+        assert actual.shape == expected.shape, f"{where}: {actual.shape}, not {expected.shape}"
+        assert actual.device == expected.device, f"{where}: {actual.device}, {expected.device}"
+        same = torch.equal(actual, expected) or bool(
+            ((actual == expected) | ((actual != actual) & (expected != expected))).all()
+        )
+        assert same, f"{where}:\n{actual}\nshould be\n{expected}"
         return
     assert same_objects(actual, expected), f"{where}: {actual} should be {expected}"
 

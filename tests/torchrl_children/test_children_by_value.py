@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 P = functools.partial
-WAYS = ["serial", "2 processes", "one each"]
+WAYS = ["serial", "2 processes"]
 
 
 @pytest.fixture

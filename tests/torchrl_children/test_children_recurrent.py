@@ -106,7 +106,7 @@ def wanted(request: Any) -> tuple[Case, dict[Any, Any]]:
 
 
 @pytest.mark.parametrize("wanted", CASES, indirect=True)
-@pytest.mark.parametrize("way", ["serial", "2 processes", "one each"])
+@pytest.mark.parametrize("way", ["serial", "2 processes"])
 def test_recurrent_policies(wanted: Any, way: str) -> None:
     case, logs = wanted
     assert_plays_alike(case.ours(way), logs)

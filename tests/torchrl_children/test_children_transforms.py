@@ -11,11 +11,10 @@ import torch
 from children_cases import Case, Log, assert_plays_alike, wanted_logs
 from children_envs import Counter, Teams, dressed
 from children_scripts import (
-    ALL,
     begin,
     masked_resets,
+    masked_steps,
     nobody_resets,
-    only_actions,
     past_the_end,
     rollouts,
     specs,
@@ -118,8 +117,7 @@ def all_ends(env: Any, log: Log) -> None:
         log.add("nonstop", env.rollout(20, break_when_any_done=False))
 
 
-# Given an action alone, it does not remember what the transforms in the children count.
-INSIDE = tuple(script for script in ALL if script is not only_actions)
+INSIDE = (past_the_end, steps_and_resets, masked_resets, masked_steps, rollouts, waits, specs)
 OUTSIDE = (
     past_the_end,
     steps,

@@ -133,9 +133,9 @@ def complete(given: TensorDictBase, present: TensorDictBase) -> None:
 
     So the rows outside the mask show what the envs last returned, not zeros.
     """
-    if isinstance(present, LazyStackedTensorDict) and isinstance(given, LazyStackedTensorDict):
+    if isinstance(given, LazyStackedTensorDict):
         # Row by row: what differs between rows cannot be had as one.
-        for row, other in zip(given.tensordicts, present.tensordicts, strict=True):
+        for row, other in zip(given.tensordicts, present.unbind(given.stack_dim), strict=True):
             complete(row, other)
         return
     mine = set(given.keys())

@@ -292,6 +292,9 @@ class TorchRLRows:
 
     def _has_more(self, tensordict: TensorDictBase) -> bool:
         """Returns whether there is something besides the masks that a reset may read."""
+        if isinstance(tensordict, LazyStackedTensorDict):
+            # Row by row: what differs between rows cannot be had as one.
+            return any(map(self._has_more, tensordict.tensordicts))
         return any(path[-1] != "_reset" for path, _ in _entries_of(tensordict))
 
     def _are_ends(self, masks: dict[tuple[str, ...], Array], at: Array) -> bool:
