@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABSENT",
+    "MIXED",
     "Absent",
     "ArraySpec",
     "EnvSpec",
@@ -31,6 +32,10 @@ __all__ = [
 ]
 
 LeafPath = tuple[str, ...]
+
+
+MIXED = "mixed"
+"""Describes a leaf that became an object because it is not the same in all envs."""
 
 
 class Absent(Enum):

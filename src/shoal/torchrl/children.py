@@ -18,12 +18,13 @@ from shoal.adapters.gymnasium import GymnasiumDescription, GymnasiumFactory, che
 from shoal.adapters.torchrl_calls import close_env
 from shoal.adapters.torchrl_factory import EitherFactory
 from shoal.torchrl.infos import InfoReaders
+from shoal.torchrl.options import are_equal
 from shoal.torchrl.specs import SpaceCodec
 from shoal.torchrl.tables import Tables
 from shoal.torchrl.torchrl_children import TorchRLChildren, alike
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from shoal.engine import Engine
     from shoal.torchrl.options import BatchOptions
@@ -257,14 +258,6 @@ class GymnasiumChildren:
     def open(self, engine: Engine, reset_keys: Sequence[Any]) -> Rows:
         """Returns the rows of a running engine."""
         return Tables(engine, self._codec, self.infos)
-
-
-def are_equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Returns whether keyword arguments are surely equal."""
-    try:
-        return dict(left) == dict(right)
-    except ValueError:  # arrays among them, which have no single answer
-        return False
 
 
 def _close(env: Any) -> None:

@@ -16,6 +16,7 @@ from shoal.errors import UsageError
 
 __all__ = [
     "BatchOptions",
+    "are_equal",
     "as_list",
     "kwargs_per_reset",
     "kwargs_per_worker",
@@ -240,3 +241,11 @@ def resolve_sharing(share_individual_td: bool | None, *, are_stackable: bool) ->
             " different keys or shapes; leave it out"
         )
     return bool(share_individual_td) or not are_stackable
+
+
+def are_equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Returns whether keyword arguments are surely equal."""
+    try:
+        return dict(left) == dict(right)
+    except Exception:  # noqa: BLE001 - border: arrays and tensors have no single answer
+        return False

@@ -20,9 +20,10 @@ from torchrl.envs.common import EnvMetaData
 from shoal.adapters.gymnasium import GymnasiumFactory
 from shoal.adapters.torchrl_calls import close_env
 from shoal.adapters.torchrl_factory import TorchRLFactory
-from shoal.engine.spec import ArraySpec, describe_path
+from shoal.engine.spec import MIXED, ArraySpec, ObjectSpec, describe_path
 from shoal.errors import SpecError
 from shoal.torchrl.infos import InfoReaders
+from shoal.torchrl.options import are_equal
 from shoal.torchrl.specs import SpaceCodec
 from shoal.torchrl.tables import Tables
 from shoal.torchrl.torchrl_rows import Schema, TorchRLRows
@@ -158,7 +159,7 @@ class TorchRLChildren:
         factories = []
         for maker, own in zip(makers, kwargs, strict=True):
             factory = made.get(id(maker))
-            if factory is None or (factory.kwargs is not own and factory.kwargs != own):
+            if factory is None or not are_equal(factory.kwargs, own):
                 factory = TorchRLFactory(
                     maker if callable(maker) else _GymnasiumMaker(maker),
                     own,
@@ -219,12 +220,19 @@ class TorchRLChildren:
         for leaf in schema.following_leaves:
             spec = found.get(leaf.path)
             if isinstance(spec, ArraySpec) and spec != leaf.spec:
-                raise SpecError(
-                    key=describe_path("observation", leaf.path),
-                    expected=f"{leaf.spec}, which is what the env's metadata says",
-                    actual=f"{spec} in the envs that run",
-                    hint="An EnvCreator made by make_variant keeps old metadata; make a new one.",
-                )
+                hint = "An EnvCreator made by make_variant keeps old metadata; make a new one."
+                actual = f"{spec} in the envs that run"
+            elif isinstance(spec, ObjectSpec) and spec.description == MIXED:
+                hint = "Where envs shall differ, give a list of functions, one per env."
+                actual = "different in the envs that run, though one function makes them all"
+            else:
+                continue
+            raise SpecError(
+                key=describe_path("observation", leaf.path),
+                expected=f"{leaf.spec}, which is what the env's metadata says",
+                actual=actual,
+                hint=hint,
+            )
 
     def _is_described_by(self, codec: SpaceCodec) -> bool:
         specs = self._specs[0].to("cpu")

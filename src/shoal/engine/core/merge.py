@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.engine.spec import (
     ABSENT,
+    MIXED,
     ArraySpec,
     EnvSpec,
     LeafPath,
@@ -96,7 +97,7 @@ def _merged(leaves: Sequence[Mapping[LeafPath, LeafSpec]]) -> dict[LeafPath, Lea
             merged[path] = found[0]
             continue
         optional = all(isinstance(leaf, ObjectSpec) and leaf.is_optional for leaf in found)
-        merged[path] = ObjectSpec("mixed", is_optional=optional)
+        merged[path] = ObjectSpec(MIXED, is_optional=optional)
     return merged
 
 
