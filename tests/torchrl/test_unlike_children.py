@@ -40,7 +40,7 @@ class Sized(EnvBase):
     ("makers", "kwargs", "words"),
     [
         (Sized, [{"size": 2}, {"size": 3}], "give a list of functions"),
-        (Sized, [{"size": 2}, {"size": torch.tensor([3, 3])}], "could not be built"),
+        (Sized, [{"size": 2}, {"size": torch.tensor([3, 3])}], "give a list of functions"),
         (lambda: EnvCreator(Sized).make_variant(size=3), None, "make_variant keeps old metadata"),
     ],
     ids=["kwargs", "kwargs with arrays", "a variant"],
@@ -50,7 +50,7 @@ def test_it_is_said_at_the_start(kind: Any, makers: Any, kwargs: Any, words: str
     env = kind(2, makers, create_env_kwargs=kwargs)
     with pytest.raises(RuntimeError, match=words) as caught:
         env.reset()
-    assert isinstance(caught.value, SpecError) or "built" in words
+    assert isinstance(caught.value, SpecError)
     assert env.is_closed
 
 
