@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
 
@@ -12,6 +14,16 @@ hypothesis.settings.register_profile(
     "shoal", deadline=None, derandomize=True, database=None, max_examples=50
 )
 hypothesis.settings.load_profile("shoal")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_arrive():
+    """A shell that starts something in the background lets it ignore Ctrl-C, and so all below."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

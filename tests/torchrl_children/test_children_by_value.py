@@ -22,7 +22,12 @@ from torchrl.envs import (
     step_mdp,
 )
 from torchrl.envs import SerialEnv as TorchRLSerialEnv
-from torchrl.testing.mocking_classes import CountingEnv, EnvWithMetadata, NestedCountingEnv
+from torchrl.testing.mocking_classes import (
+    CountingEnv,
+    EnvWithMetadata,
+    EnvWithTensorClass,
+    NestedCountingEnv,
+)
 
 from shoal.torchrl import SerialEnv
 
@@ -191,6 +196,20 @@ def test_idle_rows_of_unlike_children(way: str, open_env: Any) -> None:
     assert not torch.equal(after[0]["observation"], root[0]["observation"])
     assert after[2]["observation"].shape == (1,)
     assert "observation" not in after[1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_records_of_a_class_of_their_own(way: str, open_env: Any) -> None:
+    """TorchRL's SerialEnv can neither reset nor step part of these children."""
+    env = open_env(way, EnvWithTensorClass)
+    root = env.reset()
+    assert type(root["tc"]) is EnvWithTensorClass.tc_cls
+    assert root["tc"].device is None
+    mask = torch.tensor([True, False, True])
+    after = env.step(env.rand_action(root).set("_step", mask))["next"]
+    assert [row.get("tc").field0 for row in after.unbind(0)] == ["1", "0", "1"]
+    assert [row.get("tc").field1.item() for row in after.unbind(0)] == [1, 0, 1]
+    assert [row.get("tc").field0 for row in env.reset().unbind(0)] == ["0", "0", "0"]
 
 
 # --- what children remember --------------------------------------------------------------
