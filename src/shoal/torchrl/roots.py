@@ -81,6 +81,8 @@ def repeat_idle(
         moved: bool ``[N, *batch of one env]``, what did step.
     """
     if isinstance(stepped, LazyStackedTensorDict):
+        if stepped.stack_dim == 0:
+            _fill_idle_rows(stepped, before, moved)
         rows = [
             repeat_idle(row, old, mask)
             for row, old, mask in zip(
@@ -107,6 +109,17 @@ def repeat_idle(
             old = old.to(value.device) if fits else torch.zeros_like(value)
             stepped.set(key, torch.where(mask.to(value.device), value, old))
     return stepped
+
+
+def _fill_idle_rows(
+    stepped: LazyStackedTensorDict, before: TensorDictBase, moved: torch.Tensor
+) -> None:
+    """Adds to rows that did not step what the others have: a class of its own has no zeros."""
+    keys = {key for row in stepped.tensordicts for key in row.keys()}  # noqa: SIM118
+    for row, old, mask in zip(stepped.tensordicts, before.unbind(0), moved, strict=True):
+        for key in () if mask.any() else keys - set(row.keys()):
+            if (value := old.get(key, None)) is not None:
+                row.set(key, value)
 
 
 def _idle_records(value: Any, old: Any, moved: torch.Tensor) -> Any:
