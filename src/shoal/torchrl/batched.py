@@ -111,7 +111,7 @@ class BatchedEnv(BatchedBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         rows = self._started()
         rows.reset(tensordict, kwargs)
-        return self._td(rows.present(after_reset=True))
+        return self._td(rows.present())
 
     def _reset_proc_data(
         self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase

@@ -46,13 +46,6 @@ class Rows(Protocol):
     def fresh_rows(self) -> np.ndarray[Any, Any] | None:
         """Bool ``[N]``: who was just reset; ``None`` for nobody."""
 
-    def encode(self, tensordict: TensorDictBase) -> Any:
-        """Returns the actions of all envs as the engine takes them.
-
-        Raises:
-            SpecError: a key is missing, or a value does not fit.
-        """
-
     def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
         """Steps the envs, or those in the ``_step`` mask.
 
@@ -70,10 +63,9 @@ class Rows(Protocol):
             unwanted: keys to leave out, each a tuple.
         """
 
-    def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
+    def present(self, *, none_at_end: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags.
 
         Args:
             none_at_end: the caller knows that no env is at the end of an episode.
-            after_reset: the call is a reset.
         """

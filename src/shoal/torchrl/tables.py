@@ -152,7 +152,7 @@ class Tables:
     def _flags(self) -> tuple[Array, Array]:
         return self._chosen.pick(self._terminated), self._chosen.pick(self._truncated)
 
-    def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
+    def present(self, *, none_at_end: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags."""
         found = self._present(none_at_end=none_at_end)
         made = TensorDict._new_unsafe(found, batch_size=self._size)

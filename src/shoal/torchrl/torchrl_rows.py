@@ -123,10 +123,6 @@ class TorchRLRows:
 
     # --- in ------------------------------------------------------------------------
 
-    def encode(self, tensordict: TensorDictBase) -> Any:
-        """Returns the actions of all envs."""
-        return self._encode(tensordict, None, None)
-
     def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
         """Steps the envs, or those in the mask, which may be a part of an env's own batch."""
         mask = step_mask(tensordict, self._size)
@@ -335,7 +331,7 @@ class TorchRLRows:
         ]
         return build(self._schema.following, iter(values), (self._num_envs,))
 
-    def present(self, *, none_at_end: bool = False, after_reset: bool = False) -> TensorDictBase:
+    def present(self, *, none_at_end: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags."""
         newer = np.flatnonzero(self._gather.is_fresh) if self._gather.any_fresh else None
         if self._is_lazy:

@@ -99,7 +99,6 @@ class LocalHost:
     ) -> None:
         self.first_id = first_id
         self.notes: dict[int, EnvNotes] = {}
-        self._envs = envs
         self._own = slice(first_id, first_id + len(envs))
         self._arrays = arrays
         self._host: Host | None = Host(envs, first_id, arrays, spec, keep_infos=keep_infos)
@@ -153,7 +152,6 @@ class LocalHost:
     def close(self) -> None:
         """Closes the envs. May be called again."""
         host, self._host = self._host, None
-        self._envs = ()
         if host is not None:
             host.close()
 
