@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Self
 
 __all__ = ["BackendName", "EngineConfig", "StartMethodName"]
 
-BackendName = Literal["processes", "serial"]
+BackendName = Literal["processes", "threads", "coroutines", "serial"]
 StartMethodName = Literal["forkserver", "spawn", "fork"]
 
 
@@ -25,7 +25,9 @@ class EngineConfig:
     """How an engine runs its envs.
 
     Attributes:
-        backend: ``"processes"`` or ``"serial"``.
+        backend: ``"processes"``: worker processes; ``"threads"``: each env on a thread of
+            its own; ``"coroutines"``: envs whose ``reset`` and ``step`` are coroutines, on
+            one event loop in a thread of its own; ``"serial"``: the calling thread.
         num_processes: worker processes; ``None`` for one per usable core. Never more
             than envs.
         start_method: how worker processes come to life.
@@ -42,6 +44,10 @@ class EngineConfig:
             control and toy text games), and only if ``num_processes`` is ``None``.
         mixed_specs: envs may differ in their leaves. A leaf that is not the same in all
             of them travels as an object, `ABSENT` for an env that does not have it.
+        env_threads: each env of a worker process is built, stepped and closed on a thread
+            of its own, so that waits of envs in one worker overlap.
+        worker_affinity: the cores of each worker process, one collection of core numbers per
+            worker; ``None`` leaves them to the system. Linux only.
     """
 
     backend: BackendName = "processes"
@@ -55,6 +61,8 @@ class EngineConfig:
     memmap: bool = False
     caller_steps: bool | None = None
     mixed_specs: bool = False
+    env_threads: bool = False
+    worker_affinity: Sequence[Collection[int]] | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:

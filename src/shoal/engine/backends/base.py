@@ -67,6 +67,37 @@ class Backend(Protocol):
         """
         ...
 
+    def wake_fds(self) -> Sequence[int]:
+        """Returns descriptors that are readable once something has happened after `arm`.
+
+        Empty where nothing ever happens by itself: what is submitted is done.
+        """
+        ...
+
+    def arm(self, armed: bool) -> None:
+        """Says whether every result makes a noise from now on, also outside of `wait`."""
+        ...
+
+    def doze(self, deadline: Deadline) -> list[int]:
+        """Waits until something happens, once armed; returns what `take_news` needs.
+
+        Touches nothing else: one thread may doze while another uses the backend, as long
+        as that one does not wait. Empty: time is up.
+        """
+        ...
+
+    def poke(self) -> None:
+        """Ends a `doze`, the present one or the next."""
+        ...
+
+    def take_news(self, news: list[int]) -> None:
+        """Takes in what ended a `doze`. Does not wait.
+
+        Raises:
+            WorkerDied: a worker has ended. Also if it had been noticed before.
+        """
+        ...
+
     def all_done(self) -> bool:
         """Returns whether every worker has carried out all that was submitted."""
         ...

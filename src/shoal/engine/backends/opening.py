@@ -39,6 +39,24 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
         return SerialBackend(
             factories, keep_infos=config.keep_infos, mixed_specs=config.mixed_specs
         )
+    if config.backend == "threads":
+        from shoal.engine.backends.threads import ThreadBackend  # noqa: PLC0415
+
+        return ThreadBackend(
+            factories,
+            keep_infos=config.keep_infos,
+            mixed_specs=config.mixed_specs,
+            deadline=Deadline.after(config.start_timeout),
+        )
+    if config.backend == "coroutines":
+        from shoal.engine.backends.coroutines import CoroutineBackend  # noqa: PLC0415 - asyncio
+
+        return CoroutineBackend(
+            factories,
+            keep_infos=config.keep_infos,
+            mixed_specs=config.mixed_specs,
+            deadline=Deadline.after(config.start_timeout),
+        )
     num_envs, requested = len(factories), config.num_processes
     num_workers = choose_num_workers(num_envs, requested, count_usable_cores())
     are_cheap = all(getattr(factory, "is_cheap", False) for factory in factories)

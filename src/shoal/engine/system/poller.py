@@ -29,15 +29,22 @@ class Poller:
         # need not be silenced, which saves a system call per step.
         edge = select.EPOLLET if _HAS_EPOLL else 0
         self._poller.register(bell.fd, select.POLLIN | edge)
+        self._fds = {bell.fd}
 
     def watch(self, fd: int) -> None:
         """Waits for this descriptor too, until it is forgotten."""
         self._poller.register(fd, select.POLLIN)
+        self._fds.add(fd)
 
     def forget(self, fd: int) -> None:
         """Waits for this descriptor no more."""
+        self._fds.discard(fd)
         with contextlib.suppress(KeyError, FileNotFoundError, ValueError):
             self._poller.unregister(fd)
+
+    def fds(self) -> list[int]:
+        """Returns descriptors of which one is readable when `wait_any` would not wait."""
+        return [self._poller.fileno()] if _HAS_EPOLL else sorted(self._fds)
 
     def wait_any(self, deadline: Deadline, at_most_s: float = math.inf) -> list[int]:
         """Returns what is readable; the bell too, if it rang. Empty: time is up.
