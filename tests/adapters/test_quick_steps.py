@@ -1,4 +1,4 @@
-"""The quicker step of plain GymEnvs below transforms: the same data, also in copies."""
+"""Quicker steps and resets of plain GymEnvs below transforms: the same data, also in copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.envs import (
     Compose,
     GymEnv,
@@ -45,7 +46,7 @@ OTHERS: dict[str, Any] = {
 def test_the_same_data(maker):
     envs = [TransformedEnv(maker(), Compose(StepCounter(30), RewardSum())) for _ in range(2)]
     quicken(envs[1])
-    assert "_step" in envs[1].base_env.__dict__
+    assert {"_step", "_reset"} <= envs[1].base_env.__dict__.keys()
     found = []
     for env in envs:
         env.set_seed(3)
@@ -53,6 +54,29 @@ def test_the_same_data(maker):
         found.append(env.rollout(80, break_when_any_done=False))
         env.close()
     usual, quick = found
+    assert_same(usual, quick)
+
+
+@pytest.mark.parametrize("maker", PLAIN.values(), ids=PLAIN)
+def test_the_same_resets(maker):
+    envs = [TransformedEnv(maker(), Compose(StepCounter(30), RewardSum())) for _ in range(2)]
+    quicken(envs[1])
+    found = []
+    for env in envs:
+        env.set_seed(5)
+        whole = env.reset()
+        ended = whole.clone()
+        for key in ("done", "terminated"):
+            ended[key] = torch.ones_like(ended[key])
+        found.append((whole, env.maybe_reset(ended), env.reset(seed=4)))
+        with pytest.raises(RuntimeError):
+            env.base_env._reset(TensorDict(_reset=torch.zeros(1, dtype=torch.bool)))
+        env.close()
+    for usual, quick in zip(*found, strict=True):
+        assert_same(usual, quick)
+
+
+def assert_same(usual, quick):
     assert set(usual.keys(True, True)) == set(quick.keys(True, True))
     for key in usual.keys(True, True):
         assert usual[key].dtype == quick[key].dtype

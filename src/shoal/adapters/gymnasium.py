@@ -26,7 +26,7 @@ from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["GymnasiumDescription", "GymnasiumEnv", "GymnasiumFactory"]
+__all__ = ["GymnasiumDescription", "GymnasiumEnv", "GymnasiumFactory", "is_cheap"]
 
 AnyEnv = gymnasium.Env[Any, Any]
 
@@ -246,8 +246,7 @@ class GymnasiumFactory:
     @property
     def is_cheap(self) -> bool:
         """Whether a step is known to take microseconds, as in Gymnasium's small games."""
-        entry_point = getattr(self.target, "entry_point", None)
-        return isinstance(entry_point, str) and entry_point.startswith(_CHEAP)
+        return is_cheap(self.target)
 
     def __call__(self) -> GymnasiumEnv:
         """Builds the env.
@@ -288,6 +287,12 @@ class GymnasiumFactory:
             if not self.registrations.add_by_name():
                 raise
         return target(**copy.deepcopy(dict(self.kwargs)))
+
+
+def is_cheap(spec: Any) -> bool:
+    """Returns whether a Gymnasium ``EnvSpec`` is of one of the small games."""
+    entry_point = getattr(spec, "entry_point", None)
+    return isinstance(entry_point, str) and entry_point.startswith(_CHEAP)
 
 
 def text_of(env: Any) -> str:

@@ -225,17 +225,24 @@ class TorchRLEnv:
             tensordict,
             iter([_entry(leaf, next(values)) for leaf in inputs.action_leaves]),
         )
-        states = [_entry(leaf, next(values)) for leaf in inputs.state_leaves]
-        following = [_entry(leaf, next(values)) for leaf in inputs.next_leaves]
-        if inputs.has_bits:
-            bits = int(next(values))
-            states = [value if bits >> k & 1 else None for k, value in enumerate(states)]
-            write(inputs.states, tensordict, iter(states))
-            bits >>= len(states)
-            if bits:
-                following = [value if bits >> k & 1 else None for k, value in enumerate(following)]
+        states = [next(values) for _ in inputs.state_leaves]
+        following = [next(values) for _ in inputs.next_leaves]
+        bits = int(next(values)) if inputs.has_bits else 0
+        if bits:
+            given = [
+                _entry(leaf, value) if bits >> k & 1 else None
+                for k, (leaf, value) in enumerate(
+                    zip(
+                        (*inputs.state_leaves, *inputs.next_leaves),
+                        (*states, *following),
+                        strict=True,
+                    )
+                )
+            ]
+            write(inputs.states, tensordict, iter(given[: len(states)]))
+            if bits >> len(states):
                 preset = TensorDict({}, batch_size=self.env.batch_size, device=self.env.device)
-                write(inputs.following, preset, iter(following))
+                write(inputs.following, preset, iter(given[len(states) :]))
                 tensordict.set("next", preset)
                 needs_all = True
         others = next(values)

@@ -68,6 +68,7 @@ class TorchRLFactory:
     Attributes:
         create_env_fn: a callable that returns an ``EnvBase``, or an ``EnvCreator``.
         kwargs: its keyword arguments.
+        is_cheap: see `shoal.engine.env.EnvFactory`.
         num_threads: torch threads of a worker; ``None`` leaves them.
         may_unwrap: a plain ``GymEnv`` may be stepped as the Gymnasium env inside it.
         keep_graph: see `TorchRLEnv`.
@@ -79,7 +80,6 @@ class TorchRLFactory:
     """
 
     preload = ("torchrl.envs", __name__)
-    is_cheap = False
     shares_memory = True
 
     def __init__(
@@ -87,6 +87,7 @@ class TorchRLFactory:
         create_env_fn: Callable[..., EnvBase],
         kwargs: Mapping[str, Any],
         *,
+        is_cheap: bool = False,
         num_threads: int | None = None,
         may_unwrap: bool = True,
         keep_graph: bool = False,
@@ -96,6 +97,7 @@ class TorchRLFactory:
     ) -> None:
         self.create_env_fn = create_env_fn
         self.kwargs = dict(kwargs)
+        self.is_cheap = is_cheap
         self.num_threads = num_threads
         self.may_unwrap = may_unwrap
         self.keep_graph = keep_graph

@@ -1,4 +1,4 @@
-"""Plain ``GymEnv``s: which they are, and a quicker step for those below transforms.
+"""Plain ``GymEnv``s: which they are, and quicker steps and resets for those below transforms.
 
 Knows TorchRL's Gymnasium wrappers and Gymnasium's spaces. Does not know the engine.
 
@@ -56,17 +56,19 @@ def gymnasium_inside(env: Any) -> Any:
 
 
 def quicken(env: Any) -> None:
-    """Gives the plain ``GymEnv`` below some transforms a quicker ``_step``, if it has one.
+    """Gives the plain ``GymEnv`` below some transforms a quicker ``_step`` and ``_reset``.
 
-    What it returns is the same, to the bit and the dtype.
+    Only one that is simple enough. What they return is the same, to the bit and the dtype;
+    a reset has all done flags at once, which TorchRL adds after it.
     """
     while isinstance(env, TransformedEnv):
         env = env.base_env
     inner = gymnasium_inside(env)
     if inner is None or env.device is not None:
         return
-    if _QuickStep.fits(env, inner):
+    if _Quick.fits(env, inner):
         env.__dict__["_step"] = _QuickStep(env)
+        env.__dict__["_reset"] = _QuickReset(env)
         env.__dict__["_complete_done"] = partial(_complete_done, type(env))
 
 
@@ -78,10 +80,10 @@ def _complete_done(kind: Any, done_spec: Any, data: TensorDictBase) -> TensorDic
     return completed
 
 
-class _QuickStep:
-    """The ``_step`` of one plain ``GymEnv`` with one observation and one action.
+class _Quick:
+    """A method of one plain ``GymEnv`` with one observation and one action.
 
-    An object, so that a copy of the env steps the copy.
+    An object, so that a copy of the env calls the copy.
     """
 
     def __init__(self, env: Any) -> None:
@@ -100,6 +102,7 @@ class _QuickStep:
         env: Any = self._env()
         inner = env.__dict__["_env"]
         self._step_env = short_step(inner)
+        self._reset_env = inner.reset
         self._read_action = _action_reader(env.full_action_spec["action"], inner.action_space)
         ((self._key, spec),) = env.full_observation_spec.items(True, True)
         self._dtype = spec.dtype
@@ -126,6 +129,19 @@ class _QuickStep:
             and tuple(env.reward_spec.shape) == (1,)
         )
 
+    def _read(self, observation: Any) -> torch.Tensor:
+        found = torch.as_tensor(observation, dtype=self._dtype)
+        if found.shape != self._shape:
+            raise RuntimeError(
+                f"{self._env()} returned an observation of shape {tuple(found.shape)}, but its"
+                f" space has {tuple(self._shape)}"
+            )
+        return found
+
+
+class _QuickStep(_Quick):
+    """The ``_step`` of a `_Quick` env."""
+
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
         if not self._is_ready:
             self._prepare()
@@ -133,20 +149,34 @@ class _QuickStep:
         observation, reward, terminated, truncated, _ = self._step_env(
             self._read_action(tensordict.get("action"))
         )
-        found = torch.as_tensor(observation, dtype=self._dtype)
-        if found.shape != self._shape:
-            raise RuntimeError(
-                f"{self._env()} returned an observation of shape {tuple(found.shape)}, but its"
-                f" space has {tuple(self._shape)}"
-            )
         flags = np.array([[terminated], [truncated], [terminated or truncated]], np.bool_)
         ends, cuts, dones = torch.from_numpy(flags)
         entries = {
-            self._key: found,
+            self._key: self._read(observation),
             "reward": torch.tensor([float(reward)], dtype=torch.float32),
             "truncated": cuts,
             "done": dones,
             "terminated": ends,
+        }
+        return TensorDict._new_unsafe(entries, batch_size=self._no_batch)
+
+
+class _QuickReset(_Quick):
+    """The ``_reset`` of a `_Quick` env."""
+
+    def __call__(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        if not self._is_ready:
+            self._prepare()
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is not None and not mask.all():
+            raise RuntimeError("a part of a single env cannot be reset: its mask is not all true")
+        observation, _ = self._reset_env(**kwargs)
+        ends, cuts, dones = torch.zeros(3, 1, dtype=torch.bool)
+        entries = {
+            self._key: self._read(observation),
+            "terminated": ends,
+            "truncated": cuts,
+            "done": dones,
         }
         return TensorDict._new_unsafe(entries, batch_size=self._no_batch)
 

@@ -17,16 +17,18 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase, EnvCreator, GymWrapper, TransformedEnv, get_env_metadata
 from torchrl.envs.common import EnvMetaData
 
-from shoal.adapters.gymnasium import GymnasiumFactory
+from shoal.adapters.gymnasium import GymnasiumFactory, is_cheap
 from shoal.adapters.torchrl_calls import close_env
 from shoal.adapters.torchrl_factory import TorchRLFactory
+from shoal.adapters.torchrl_gym import gymnasium_inside
 from shoal.engine.spec import MIXED, ArraySpec, ObjectSpec, describe_path
 from shoal.errors import SpecError
 from shoal.torchrl.infos import InfoReaders
 from shoal.torchrl.options import are_equal
 from shoal.torchrl.specs import SpaceCodec
 from shoal.torchrl.tables import Tables
-from shoal.torchrl.torchrl_rows import Schema, TorchRLRows
+from shoal.torchrl.torchrl_columns import Schema
+from shoal.torchrl.torchrl_rows import TorchRLRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +60,17 @@ class TorchRLChildren:
     seed_themselves = True
 
     def __init__(
-        self, metadata: list[EnvMetaData], options: BatchOptions, *, single_task: bool
+        self,
+        metadata: list[EnvMetaData],
+        options: BatchOptions,
+        *,
+        single_task: bool,
+        are_cheap: bool = False,
     ) -> None:
         first = metadata[0]
         self.options = options
         self._single_task = single_task
+        self._are_cheap = are_cheap
         self.metadata = metadata
         self.infos = InfoReaders()
         self.env_text = first.env_str
@@ -112,7 +120,12 @@ class TorchRLChildren:
                 metadata.append(EnvMetaData.metadata_from_env(first))
             else:
                 metadata.append(_metadata_of(maker, own, options))
-        return cls(metadata, options, single_task=single_task)
+        return cls(
+            metadata,
+            options,
+            single_task=single_task,
+            are_cheap=single_task and first is not None and _is_cheap(first),
+        )
 
     def select(self, env_ids: list[int]) -> TorchRLChildren:
         """Returns those of some envs."""
@@ -163,6 +176,7 @@ class TorchRLChildren:
                 factory = TorchRLFactory(
                     maker if callable(maker) else _GymnasiumMaker(maker),
                     own,
+                    is_cheap=self._are_cheap,
                     num_threads=self.options.num_sub_threads,
                     may_unwrap=self._may_unwrap,
                     keep_graph=not apart and self.options.keeps_graph,
@@ -254,6 +268,12 @@ class _GymnasiumMaker:
     def __call__(self, **kwargs: Any) -> EnvBase:
         env = GymnasiumFactory.of(self.target, kwargs, defaults="torchrl")().env
         return GymWrapper(env, categorical_action_encoding=True)
+
+
+def _is_cheap(env: EnvBase) -> bool:
+    """Returns whether an env is one of Gymnasium's small games, with nothing around it."""
+    inner = gymnasium_inside(env)
+    return inner is not None and is_cheap(inner.spec)
 
 
 def check_worker_env(env: Any) -> None:

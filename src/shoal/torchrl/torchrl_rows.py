@@ -9,56 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+)
 from torchrl.envs.utils import _aggregate_end_of_traj
 
-from shoal.adapters.torchrl_inputs import GIVEN, NEXT, OTHERS, STEP_MASK, Inputs
 from shoal.adapters.torchrl_trees import (
     Branch,
     Leaf,
     as_data,
     build,
     leaves_of,
-    read,
     to_numpy,
-    tree_of,
 )
-from shoal.engine.spec import ABSENT, ArraySpec, LeafPath, describe_path
+from shoal.engine.spec import ABSENT, ArraySpec, LeafPath
 from shoal.errors import SpecError
 from shoal.torchrl.masks import step_mask
 from shoal.torchrl.options import kwargs_per_reset
-from shoal.torchrl.selection import Selection
+from shoal.torchrl.selection import Selection, mixed
+from shoal.torchrl.torchrl_columns import ActionColumns, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shoal.engine import Engine
 
-__all__ = ["Schema", "TorchRLRows"]
+__all__ = ["TorchRLRows"]
 
 Array = np.ndarray[Any, Any]
-
-
-class Schema:
-    """What one env takes and returns.
-
-    Attributes:
-        inputs: what a step takes.
-        following: the tree of what ``next`` holds.
-        root: the tree of what a root holds: the same without rewards.
-    """
-
-    def __init__(self, specs: Mapping[Any, Any], batch_size: torch.Size) -> None:
-        outputs = specs["output_spec"]
-        observation, done = outputs["full_observation_spec"], outputs["full_done_spec"]
-        self.batch_size = torch.Size(batch_size)
-        self.inputs = Inputs(specs, self.batch_size)
-        self.following = tree_of(observation, outputs["full_reward_spec"], done)
-        self.root = tree_of(observation, done)
-        self.following_leaves = list(leaves_of(self.following))
-        self.root_leaves = list(leaves_of(self.root))
-        self.known = {leaf.path: leaf.shape for leaf in self.following_leaves}
-        self.is_dense = all(leaf.kind in ("array", "data") for leaf in self.following_leaves)
+_Pair = tuple[str, Array, Array]  # a key, rows of steps, rows of resets
 
 
 class TorchRLRows:
@@ -104,10 +87,18 @@ class TorchRLRows:
         self._size = torch.Size((self._num_envs, *self._schema.batch_size))
         self._is_simple = self._reset_keys == [("_reset",)] and not self._schema.batch_size
         self.steps_in_one = self._is_simple and not self._is_lazy and env_ids is None
+        self._flat = self._flat_rows() if env_ids is None else None
+        self._inputs = ActionColumns(
+            engine.spec.action,
+            self._schemas,
+            self._chosen,
+            keeps_tensors=self._keeps_tensors,
+            is_lazy=self._is_lazy,
+        )
 
     def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> TorchRLRows:
         """Returns the rows of some envs, in this order."""
-        return TorchRLRows(
+        rows = TorchRLRows(
             self.engine,
             [self._schemas[i] for i in env_ids],
             reset_keys,
@@ -115,11 +106,27 @@ class TorchRLRows:
             leaf_devices=self._leaf_devices,
             env_ids=env_ids,
         )
+        rows._inputs.share_turns(self._inputs)
+        return rows
 
     @property
     def fresh_rows(self) -> Array | None:
         """Bool ``[N]``: who was just reset; ``None`` for nobody."""
         return self._gather.is_fresh if self._gather.any_fresh else None
+
+    def _flat_rows(self) -> tuple[list[_Pair], list[_Pair]] | None:
+        """Returns the rows of steps and roots, if all of them are arrays with plain names."""
+        observation = self.engine.spec.observation
+        leaves = self._schema.following_leaves
+        if self._is_lazy or not all(
+            len(leaf.path) == 1
+            and isinstance(observation[leaf.path], ArraySpec)
+            and (not self._leaf_devices or leaf.device is None or leaf.device.type == "cpu")
+            for leaf in leaves
+        ):
+            return None
+        pairs = {leaf.path: (leaf.path[0], *self._gather.rows_of(leaf.path)) for leaf in leaves}
+        return list(pairs.values()), [pairs[leaf.path] for leaf in self._schema.root_leaves]
 
     # --- in ------------------------------------------------------------------------
 
@@ -131,103 +138,10 @@ class TorchRLRows:
             at = np.flatnonzero(mask.reshape(self._num_envs, -1).any(-1))
             at = None if len(at) == self._num_envs else at
         if at is None or len(at):
-            actions = self._encode(tensordict, at, mask)
+            actions = self._inputs.encode(tensordict, at, mask)
+            self._inputs.take_turn()
             self.engine.step_rows(actions, self._chosen.env_ids(at), autoreset=autoreset)
         return None if mask is None else torch.from_numpy(mask)
-
-    def _encode(self, tensordict: TensorDictBase, at: Array | None, mask: Array | None) -> Any:
-        """Returns the actions of the envs at some positions (``None``: all), by ascending id."""
-        if not self._is_lazy and not isinstance(tensordict, LazyStackedTensorDict):
-            columns = self._columns(self._schema.inputs, tensordict, self._num_envs, mask)
-            return self._chosen.ordered(columns, at)
-        rows = tensordict.unbind(0)
-        order = self._chosen.ordered_list(list(range(self._num_envs)), at)
-        found: list[dict[LeafPath, Any]] = []
-        for k in order if at is None else [int(k) for k in order]:
-            own = None if mask is None else mask[k : k + 1]
-            columns = self._columns(self._schemas[k].inputs, rows[k].unsqueeze(0), 1, own)
-            found.append({path: column[0] for path, column in columns.items()})
-        actions: dict[LeafPath, Any] = {}
-        for path, leaf in self.engine.spec.action.items():
-            if path == OTHERS:
-                if any(row.get(path) for row in found):
-                    actions[path] = [row.get(path) for row in found]
-                continue
-            column = [row.get(path, ABSENT) for row in found]
-            actions[path] = np.stack(column) if isinstance(leaf, ArraySpec) else column
-        return actions
-
-    def _columns(
-        self, inputs: Inputs, tensordict: TensorDictBase, num_rows: int, mask: Array | None
-    ) -> dict[LeafPath, Any]:
-        """Returns one column per action leaf of envs that are alike."""
-        columns: dict[LeafPath, Any] = {}
-        values = read(inputs.actions, tensordict, 1)
-        for leaf, value in zip(inputs.action_leaves, values, strict=True):
-            if value is None:
-                raise SpecError(
-                    key=describe_path("action", leaf.path),
-                    expected=f"there, under {leaf.path}",
-                    actual="missing",
-                )
-            self._add(columns, leaf.path, leaf, value, num_rows)
-        if inputs.has_bits:
-            self._add_states(inputs, tensordict, num_rows, columns)
-        if inputs.has_mask:
-            size = (num_rows, *self._schema.batch_size)
-            columns[STEP_MASK] = np.ones(size, np.bool_) if mask is None else mask
-        return columns
-
-    def _add_states(
-        self,
-        inputs: Inputs,
-        tensordict: TensorDictBase,
-        num_rows: int,
-        columns: dict[LeafPath, Any],
-    ) -> None:
-        values = read(inputs.states, tensordict, 1)
-        values += read(inputs.following, tensordict.get("next", None), 1)
-        leaves = [*inputs.state_leaves, *inputs.next_leaves]
-        bits = 0
-        for k, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
-            path = leaf.path if k < len(inputs.state_leaves) else (NEXT, *leaf.path)
-            if value is not None:
-                bits |= 1 << k
-                self._add(columns, path, leaf, value, num_rows)
-            elif isinstance(self.engine.spec.action[path], ArraySpec):
-                columns[path] = np.zeros((num_rows, *leaf.shape), leaf.spec.dtype)  # type: ignore[union-attr]
-            else:
-                columns[path] = [None] * num_rows
-        columns[GIVEN] = np.full(num_rows, bits, np.int64)
-
-    def _add(
-        self, columns: dict[LeafPath, Any], path: LeafPath, leaf: Leaf, value: Any, num_rows: int
-    ) -> None:
-        """Adds a column; what does not fit its spec goes along as it is.
-
-        TorchRL does not hold actions against their specs, and some envs rely on it.
-        """
-        if leaf.kind == "array" and isinstance(value, torch.Tensor):
-            fits = value.shape[1:] == leaf.shape and _keeps_kind(value.dtype, leaf)
-            if self._keeps_tensors and value.requires_grad and torch.is_grad_enabled():
-                fits = False  # a copy in the rows would silently cut the graph
-            if not fits and path == leaf.path:
-                others = columns.setdefault(OTHERS, [{} for _ in range(num_rows)])
-                rows = list(value.unbind(0)) if self._keeps_tensors else list(to_numpy(value))
-                for row, found in zip(rows, others, strict=True):
-                    found[path] = row.copy() if isinstance(row, np.ndarray) else row
-                value = torch.zeros((num_rows, *leaf.shape), dtype=leaf.dtype)
-        columns[path] = self._column(leaf, value, num_rows)
-
-    def _column(self, leaf: Leaf, value: Any, num_rows: int) -> Any:
-        if leaf.kind == "data":
-            rows = value.tolist()
-            return rows if isinstance(rows, list) and len(rows) == num_rows else [rows] * num_rows
-        if isinstance(self.engine.spec.action.get(leaf.path, leaf.spec), ArraySpec):
-            return to_numpy(value)
-        if leaf.kind == "array" and not self._keeps_tensors:
-            return list(to_numpy(value).copy())
-        return list(value.unbind(0))
 
     # --- resets --------------------------------------------------------------------
 
@@ -244,6 +158,7 @@ class TorchRLRows:
         has_more = tensordict is not None and self._has_more(tensordict)
         plain = not has_more and (per_env is None or all(map(_is_default, per_env)))
         ids = self._chosen.env_ids(None if len(at) == self._num_envs else at)
+        self._inputs.take_turn()
         if plain and (self._is_simple or (masks is not None and self._are_ends(masks, at))):
             self.engine.reset_rows(ids)
             return
@@ -322,6 +237,13 @@ class TorchRLRows:
 
     def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
         """Returns ``next`` of the last step, terminal observations included."""
+        if self._flat is not None:
+            found = {
+                key: torch.from_numpy(rows.copy())
+                for key, rows, _ in self._flat[0]
+                if not unwanted or (key,) not in unwanted
+            }
+            return TensorDict._new_unsafe(found, batch_size=self._size)
         if self._is_lazy:
             whole = self._stacked(lambda schema: schema.following, newer=None)
             return whole.exclude(*unwanted) if unwanted else whole
@@ -334,6 +256,10 @@ class TorchRLRows:
     def present(self, *, none_at_end: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags."""
         newer = np.flatnonzero(self._gather.is_fresh) if self._gather.any_fresh else None
+        if self._flat is not None:
+            found = {key: mixed(pair, newer) for key, *pair in self._flat[1]}
+            self._inputs.hand_out(found)
+            return TensorDict._new_unsafe(found, batch_size=self._size)
         if self._is_lazy:
             return self._stacked(lambda schema: schema.root, newer=newer)
         values = [self._values(leaf, newer) for leaf in self._schema.root_leaves]
@@ -390,14 +316,6 @@ class TorchRLRows:
         if value is None:  # nobody has stepped or reset this env yet
             value = _zeros(leaf)
         return self._placed(leaf, value) if isinstance(value, torch.Tensor) else value
-
-
-def _keeps_kind(dtype: torch.dtype, leaf: Leaf) -> bool:
-    """Returns whether numbers of a dtype may be stored as those of a leaf."""
-    if dtype == leaf.dtype:
-        return True
-    assert leaf.dtype is not None
-    return torch.can_cast(dtype, leaf.dtype) and leaf.dtype != torch.bool
 
 
 def _entries_of(tensordict: TensorDictBase, parents: LeafPath = ()) -> Iterator[tuple[Any, Any]]:
