@@ -15,6 +15,8 @@ BACKENDS = {
     "two-workers": {"num_processes": 2},
     "caller-steps": {"num_processes": 1, "caller_steps": True},
     "fork": {"num_processes": 2, "start_method": "fork"},
+    "threads": {"backend": "threads"},
+    "threaded-workers": {"num_processes": 2, "env_threads": True},
 }
 # Two fresh interpreters each: enough checks to see every kind of message travel.
 SPAWN_CHECKS = (

@@ -5,13 +5,14 @@ Knows ranges of options and how they combine. Does not know how one is carried o
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping
     from typing import Self
 
 __all__ = ["BackendName", "EngineConfig", "StartMethodName"]
@@ -86,9 +87,27 @@ class EngineConfig:
                 f"start_method is one of {', '.join(get_args(StartMethodName))};"
                 f" not {self.start_method!r}"
             )
+        if self.backend != "processes" and (self.env_threads or self.worker_affinity is not None):
+            name = "env_threads" if self.env_threads else "worker_affinity"
+            raise UsageError(f"{name} is for worker processes; backend is {self.backend!r}")
+        if self.worker_affinity is not None:
+            _check_masks(self.worker_affinity)
         for name in ("timeout", "start_timeout", "close_timeout"):
             value = getattr(self, name)
             if value is None and name == "timeout":
                 continue
             if not isinstance(value, int | float) or not value >= 0:
                 raise UsageError(f"{name} is a number of seconds >= 0, not {value!r}")
+
+
+def _check_masks(masks: object) -> None:
+    if not isinstance(masks, Sequence) or not all(
+        isinstance(cores, Collection)
+        and len(cores)
+        and all(isinstance(core, int) and not isinstance(core, bool) for core in cores)
+        for cores in masks
+    ):
+        raise UsageError(
+            "worker_affinity holds one collection of core numbers per worker, none of them"
+            f" empty; not {masks!r}"
+        )

@@ -23,6 +23,7 @@ __all__ = [
     "build_here",
     "close_envs",
     "env_error",
+    "own_notes",
     "start_error",
 ]
 
@@ -162,11 +163,11 @@ class LocalHost:
     def _publish(self, host: Host, indices: Sequence[int]) -> None:
         host.publish(indices)
         if host.notes:
-            self.notes.update(_own_notes(host.notes))
+            self.notes.update(own_notes(host.notes))
             host.notes = {}
 
 
-def _own_notes(notes: Mapping[int, EnvNotes]) -> dict[int, EnvNotes]:
+def own_notes(notes: Mapping[int, EnvNotes]) -> dict[int, EnvNotes]:
     """Returns copies: nothing was pickled on the way, and an env may reuse what it returned."""
     return {
         env_id: EnvNotes(

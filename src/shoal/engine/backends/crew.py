@@ -36,7 +36,7 @@ from shoal.engine.system.sharing import dumps_sharing
 from shoal.errors import StartError, StartTimeout, UsageError, WorkerDied, describe_exit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from shoal.engine.env import EnvFactory
     from shoal.engine.spec import EnvSpec
@@ -90,6 +90,8 @@ class Crew:
         on_disk: bool,
         more_specs: Sequence[EnvSpec] = (),
         mixed_specs: bool = False,
+        env_threads: bool = False,
+        affinity: Sequence[Collection[int]] | None = None,
         deadline: Deadline,
     ) -> Crew:
         """Starts workers, lets them build their envs, and maps the slab.
@@ -109,12 +111,15 @@ class Crew:
             undo.callback(lambda: crew.close(Deadline.after(_GRACE_AFTER_FAILURE_S)))
             crew._start_processes(factories, method, deadline)
             for worker in crew.workers:
+                cores = None if affinity is None else tuple(affinity[worker.worker_id])
                 command = BuildEnvs(
                     worker_id=worker.worker_id,
                     env_ids=tuple(worker.env_ids),
                     factories=b"" if packed is None else packed[worker.worker_id][0],
                     keep_infos=keep_infos,
                     may_spin=worker.worker_id < num_spinning,
+                    env_threads=env_threads,
+                    cores=cores,
                 )
                 # One that has ended will be told with its exit code, below.
                 with suppress(ChannelClosed):
@@ -201,12 +206,25 @@ class Crew:
         Messages go to ``on_message``; deaths into ``workers``.
         """
         fds = self._poller.wait_any(deadline, _LONGEST_WAIT_S)
+        self.take_news(fds)
+        return bool(fds)
+
+    def wake_fds(self) -> list[int]:
+        """Returns descriptors of which one is readable when `wait` would not wait."""
+        return self._poller.fds()
+
+    def doze(self, deadline: Deadline) -> list[int]:
+        """Waits for a bell, a message or a death, and leaves it there; see `take_news`."""
+        return self._poller.doze(deadline, _LONGEST_WAIT_S)
+
+    def take_news(self, fds: Sequence[int]) -> None:
+        """Takes in what made these descriptors readable. Does not wait."""
         for fd in fds:
-            if fd in self._channel_of:
-                self.read_channel(self._channel_of[fd])
+            worker_id = self._channel_of.get(fd)
+            if worker_id is not None:
+                self.read_channel(worker_id)
             elif fd != self.engine_bell.fd:
                 self._read_control()
-        return bool(fds)
 
     def read_channel(self, worker_id: int) -> None:
         """Hands every message of a worker that is here to ``on_message``."""
@@ -272,6 +290,7 @@ class Crew:
             # A fork of the owner: the processes belong to the other one.
             self._free()
             return
+        self.engine_bell.ring()  # who dozes shall not do so for ever
         try:
             if self._server is not None:
                 self._ask_to_leave(deadline)

@@ -11,12 +11,14 @@ from shoal.engine.backends.common import LocalHost, build_here, close_envs
 from shoal.engine.backends.processes import ProcessBackend
 from shoal.engine.backends.serial import SerialBackend
 from shoal.engine.backends.shared import SharedBackend
+from shoal.engine.backends.threads import ThreadBackend
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.plan import assign_envs, caller_shares_work, choose_num_workers
-from shoal.engine.system.cores import count_usable_cores
+from shoal.engine.system.cores import count_usable_cores, usable_cores
+from shoal.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from shoal.engine.backends.base import Backend
     from shoal.engine.config import EngineConfig
@@ -40,8 +42,6 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
             factories, keep_infos=config.keep_infos, mixed_specs=config.mixed_specs
         )
     if config.backend == "threads":
-        from shoal.engine.backends.threads import ThreadBackend  # noqa: PLC0415
-
         return ThreadBackend(
             factories,
             keep_infos=config.keep_infos,
@@ -49,7 +49,7 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
             deadline=Deadline.after(config.start_timeout),
         )
     if config.backend == "coroutines":
-        from shoal.engine.backends.coroutines import CoroutineBackend  # noqa: PLC0415 - asyncio
+        from shoal.engine.backends.coroutines import CoroutineBackend
 
         return CoroutineBackend(
             factories,
@@ -84,6 +84,9 @@ def _open_processes(
     config: EngineConfig,
     more_specs: Sequence[EnvSpec],
 ) -> ProcessBackend:
+    affinity = config.worker_affinity
+    if affinity is not None:
+        _check_affinity(affinity, num_workers)
     return ProcessBackend(
         factories,
         num_workers=num_workers,
@@ -92,5 +95,29 @@ def _open_processes(
         on_disk=config.memmap,
         more_specs=more_specs,
         mixed_specs=config.mixed_specs,
+        env_threads=config.env_threads,
+        affinity=affinity,
         deadline=Deadline.after(config.start_timeout),
     )
+
+
+def _check_affinity(masks: Sequence[Collection[int]], num_workers: int) -> None:
+    """Checks that each worker has cores, and that this process may give them away.
+
+    Raises:
+        UsageError: it is not so. Nothing was started.
+    """
+    allowed = usable_cores()
+    if allowed is None:
+        raise UsageError("worker_affinity: this platform cannot bind a process to cores")
+    if len(masks) != num_workers:
+        raise UsageError(
+            f"worker_affinity holds one collection of cores per worker: {num_workers}, not"
+            f" {len(masks)}"
+        )
+    for worker_id, cores in enumerate(masks):
+        if wrong := sorted(set(cores) - allowed):
+            raise UsageError(
+                f"worker_affinity: worker {worker_id} cannot have the cores {wrong}; this"
+                f" process may use {sorted(allowed)}"
+            )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import platform
 import threading
 import weakref
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from shoal.engine.backends.crew import Crew
@@ -43,7 +42,7 @@ from shoal.engine.worker.host import describe_failure
 from shoal.errors import BrokenError, RecvTimeout, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shoal.engine.env import EnvFactory
     from shoal.engine.spec import EnvSpec, LeafPath
@@ -113,12 +112,18 @@ class ProcessBackend:
         on_disk: bool,
         more_specs: Sequence[EnvSpec] = (),
         mixed_specs: bool = False,
+        env_threads: bool = False,
+        affinity: Sequence[Collection[int]] | None = None,
         deadline: Deadline,
     ) -> None:
         num_cores = count_usable_cores()
         ranges = assign_envs(len(factories), num_workers)
         trust_flags = spinning_is_safe(platform.machine())
-        spinning = count_spinning_workers(num_workers, num_cores) if trust_flags else 0
+        spinning = 0
+        # With threads a worker that spins would keep its own envs from running.
+        if trust_flags and not env_threads:
+            their_cores = num_cores if affinity is None else len(set().union(*affinity))
+            spinning = count_spinning_workers(num_workers, min(num_cores, their_cores))
         self._crew = Crew.start(
             factories,
             ranges,
@@ -128,6 +133,8 @@ class ProcessBackend:
             on_disk=on_disk,
             more_specs=more_specs,
             mixed_specs=mixed_specs,
+            env_threads=env_threads,
+            affinity=affinity,
             deadline=deadline,
         )
         self._finalizer = weakref.finalize(self, _close_forgotten, self._crew)
@@ -151,7 +158,7 @@ class ProcessBackend:
             for w in range(num_workers)
         ]
         self._notes_words = [_STRIDE * w + _NOTES for w in range(num_workers)]
-        self._call_ids = count(1)
+        self._at_rest = 0
         self._during = "idle"
 
     @property
@@ -283,9 +290,11 @@ class ProcessBackend:
                 spin.note_wait(clock() - started)
                 return True
         asleep = self._engine_asleep
+        # Once armed, each result makes a noise, whoever else waits for all of them.
+        kind = 2 if for_all and self._trust_flags and not self._at_rest else 1
         try:
             while True:
-                asleep[0] = 2 if for_all and self._trust_flags else 1
+                asleep[0] = kind
                 self._full_fence()
                 if done():
                     break
@@ -298,9 +307,37 @@ class ProcessBackend:
                         break
                     return False
         finally:
-            asleep[0] = 0
+            asleep[0] = self._at_rest
+            if self._at_rest:
+                self.poke()  # what was heard here may have been meant for who dozes
         spin.note_wait(clock() - started)
         return True
+
+    def wake_fds(self) -> Sequence[int]:
+        """See `Backend.wake_fds`."""
+        return self._crew.wake_fds()
+
+    def arm(self, armed: bool) -> None:
+        """Says to the workers whether the engine sleeps, as far as they are concerned."""
+        if self._finalizer.alive:  # who dozed while it was closed may still say so
+            self._engine_asleep[0] = self._at_rest = int(armed)
+            self._full_fence()
+
+    def doze(self, deadline: Deadline) -> list[int]:
+        """See `Backend.doze`."""
+        return self._crew.doze(deadline)
+
+    def poke(self) -> None:
+        """Rings the bell that the workers ring."""
+        if self._finalizer.alive:
+            self._crew.engine_bell.ring()
+
+    def take_news(self, news: list[int]) -> None:
+        """Takes in messages and deaths."""
+        self._crew.take_news(news)
+        worker = self._crew.first_death()
+        if worker is not None:
+            raise self._crew.death_of(worker, self._during)
 
     def _full_fence(self) -> None:
         # "I sleep" must be visible before the last look at the words, else a reply

@@ -71,6 +71,23 @@ class SerialBackend:
         """Returns whether ``done()``: there is nothing to wait for."""
         return done()
 
+    def wake_fds(self) -> Sequence[int]:
+        """Nothing ever happens by itself."""
+        return ()
+
+    def arm(self, armed: bool) -> None:
+        """Does nothing: nobody ever waits."""
+
+    def doze(self, deadline: Deadline) -> list[int]:
+        """Returns at once: nothing will happen."""
+        return []
+
+    def poke(self) -> None:
+        """Does nothing: nobody ever dozes."""
+
+    def take_news(self, news: list[int]) -> None:
+        """Does nothing: there are none."""
+
     def all_done(self) -> bool:
         """Everything submitted has been carried out already."""
         return True

@@ -83,6 +83,26 @@ class SharedBackend:
         """Waits for the workers; the caller's share is done."""
         return self._remote.wait(done, deadline, for_all=for_all)
 
+    def wake_fds(self) -> Sequence[int]:
+        """Returns those of the workers."""
+        return self._remote.wake_fds()
+
+    def arm(self, armed: bool) -> None:
+        """Says so to the workers; the caller's share is done when it is submitted."""
+        self._remote.arm(armed)
+
+    def doze(self, deadline: Deadline) -> list[int]:
+        """Waits until something happens in the workers."""
+        return self._remote.doze(deadline)
+
+    def poke(self) -> None:
+        """Ends a `doze`."""
+        self._remote.poke()
+
+    def take_news(self, news: list[int]) -> None:
+        """Takes in what the workers have said."""
+        self._remote.take_news(news)
+
     def all_done(self) -> bool:
         """Returns whether the workers are done."""
         return self._remote.all_done()

@@ -49,6 +49,8 @@ class BuildEnvs:
     factories: bytes  # one factory per env, pickled; descriptors come along
     keep_infos: bool
     may_spin: bool
+    env_threads: bool = False  # each env on a thread of its own
+    cores: tuple[int, ...] | None = None  # where the worker may run; None: anywhere
 
 
 @dataclass(frozen=True, slots=True)

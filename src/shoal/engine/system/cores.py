@@ -1,4 +1,4 @@
-"""How many cores this process may use. Reads affinity and cgroup files."""
+"""Which cores this process may use, and how many. Reads affinity and cgroup files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from shoal.engine.core.plan import cores_from_quota
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-__all__ = ["count_usable_cores"]
+__all__ = ["bind_to_cores", "count_usable_cores", "usable_cores"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -26,6 +26,22 @@ def count_usable_cores() -> int:
     quota = min(_quotas(), default=math.inf)
     # Half a core is still one worker's worth.
     return max(1, min(allowed, math.ceil(quota) if quota != math.inf else allowed))
+
+
+def usable_cores() -> frozenset[int] | None:
+    """Returns the numbers of the cores this process may use; ``None``: no way to tell."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    return frozenset(os.sched_getaffinity(0))
+
+
+def bind_to_cores(cores: Collection[int]) -> None:
+    """Lets this thread, and those that it starts later, run on these cores only.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    os.sched_setaffinity(0, cores)
 
 
 def _quotas() -> Iterator[float]:

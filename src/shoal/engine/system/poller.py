@@ -65,6 +65,12 @@ class Poller:
             self._bell.clear()
         return fds
 
+    def doze(self, deadline: Deadline, at_most_s: float) -> list[int]:
+        """Waits as `wait_any`, but looking up in between is no end. Empty: time is up."""
+        while not (fds := self.wait_any(deadline, at_most_s)) and not deadline.expired():
+            pass
+        return fds
+
     def close(self) -> None:
         """Frees the descriptor of the poller itself. May be called again."""
         if _HAS_EPOLL:

@@ -7,12 +7,10 @@ server that started it, or any env library. Runs in a process without torch.
 from __future__ import annotations
 
 import contextlib
-import platform
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.engine.core.deadline import NEVER, Deadline, stopwatch
-from shoal.engine.core.layout import Word, view_arrays
+from shoal.engine.core.layout import Arrays, Word, view_arrays
 from shoal.engine.core.messages import (
     Attached,
     AttachSlab,
@@ -20,22 +18,28 @@ from shoal.engine.core.messages import (
     BuildFailed,
     Built,
     CallEnvs,
-    EnvNotes,
     LeaveLoop,
     Left,
-    PackedNotes,
-    PackedReturned,
     ResetEnvs,
+    Returned,
     SeedEnvs,
     SetActions,
 )
-from shoal.engine.core.spinning import SpinBudget, spinning_is_safe
+from shoal.engine.core.spinning import SpinBudget
 from shoal.engine.system.bell import Bell
-from shoal.engine.system.channel import Channel, ChannelClosed, dumps
+from shoal.engine.system.channel import Channel, ChannelClosed
+from shoal.engine.system.cores import bind_to_cores
 from shoal.engine.system.memory import Slab
 from shoal.engine.system.poller import Poller
 from shoal.engine.system.sharing import loads_sharing
 from shoal.engine.worker.host import Host, build_envs, describe_failure
+from shoal.engine.worker.outbox import WORD_STRIDE, Outbox
+from shoal.engine.worker.threaded_loop import ThreadedLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.engine.env import EnvFactory
 
 __all__ = ["ENTRY", "main"]
 
@@ -44,9 +48,7 @@ ENTRY = f"{__name__}:main"
 # Envs slower than this are published one by one, so that the engine can hand on the
 # ready ones; faster ones are published together, with one wake-up.
 _SLOW_ENV_S = 500e-6
-_WORD_STRIDE = 8
-_REQUEST, _REPLY, _ASLEEP = int(Word.REQUEST), int(Word.REPLY), int(Word.ASLEEP)
-_NOTES, _MAIL = int(Word.NOTES), int(Word.MAIL)
+_REQUEST, _ASLEEP, _MAIL = int(Word.REQUEST), int(Word.ASLEEP), int(Word.MAIL)
 
 
 def main(channel: Channel, inherited: Any) -> None:
@@ -60,30 +62,34 @@ def main(channel: Channel, inherited: Any) -> None:
 
 
 def _work(channel: Channel, build: BuildEnvs, fds: list[int], inherited: Any) -> None:
-    if inherited is not None:
-        factories = [inherited[env_id] for env_id in build.env_ids]
-    else:
-        try:
+    try:
+        if build.cores is not None:
+            bind_to_cores(build.cores)
+        if inherited is not None:
+            factories = [inherited[env_id] for env_id in build.env_ids]
+        else:
             factories = loads_sharing(build.factories, fds)
-        except Exception as exc:  # noqa: BLE001 - border: what they need may be missing here
-            channel.send(BuildFailed(describe_failure(build.env_ids[0], "build", exc)), NEVER)
-            return
+    except Exception as exc:  # noqa: BLE001 - border: what they need may be missing here
+        channel.send(BuildFailed(describe_failure(build.env_ids[0], "build", exc)), NEVER)
+        return
+    (_host_on_threads if build.env_threads else _host_here)(channel, build, factories)
+
+
+def _host_here(channel: Channel, build: BuildEnvs, factories: Sequence[EnvFactory]) -> None:
+    """Runs all envs on this thread."""
     envs, failure = build_envs(factories, build.env_ids)
     try:
         if failure is not None:
             channel.send(BuildFailed(failure), NEVER)
             return
         channel.send(Built(tuple(env.spec for env in envs)), NEVER)
-        attach, fds = channel.recv(NEVER)
-        if isinstance(attach, LeaveLoop):
-            channel.send(Left(), NEVER)
+        attached = _attach(channel, build)
+        if attached is None:
             return
-        assert isinstance(attach, AttachSlab)
-        slab = Slab.attach(fds[0], attach.layout.nbytes)
-        arrays = view_arrays(attach.layout, slab.memory)
+        attach, arrays, bell, outbox = attached
         host = Host(envs, build.env_ids[0], arrays, attach.spec, keep_infos=build.keep_infos)
         envs = []  # the host closes them from here on
-        loop = _Loop(build, channel, host, arrays, Bell(fds[1], fds[2]), Bell(fds[3], fds[4]))
+        loop = _Loop(build, channel, host, arrays, bell, outbox)
         channel.send(Attached(), NEVER)
         try:
             loop.run()
@@ -95,6 +101,35 @@ def _work(channel: Channel, build: BuildEnvs, fds: list[int], inherited: Any) ->
                 env.close()
 
 
+def _host_on_threads(channel: Channel, build: BuildEnvs, factories: Sequence[EnvFactory]) -> None:
+    """Runs each env on a thread of its own."""
+    loop = ThreadedLoop(build, channel)
+    try:
+        specs = loop.build(factories)
+        if specs is None:
+            return
+        channel.send(Built(specs), NEVER)
+        attached = _attach(channel, build)
+        if attached is not None and loop.attach(*attached):
+            channel.send(Attached(), NEVER)
+            loop.run()
+    finally:
+        loop.leave()
+
+
+def _attach(channel: Channel, build: BuildEnvs) -> tuple[AttachSlab, Arrays, Bell, Outbox] | None:
+    """Waits for the slab and maps it; ``None``: the engine wants no more of this worker."""
+    attach, fds = channel.recv(NEVER)
+    if isinstance(attach, LeaveLoop):
+        channel.send(Left(), NEVER)
+        return None
+    assert isinstance(attach, AttachSlab)
+    slab = Slab.attach(fds[0], attach.layout.nbytes)
+    arrays = view_arrays(attach.layout, slab.memory)
+    outbox = Outbox(build.worker_id, channel, arrays, Bell(fds[3], fds[4]))
+    return attach, arrays, Bell(fds[1], fds[2]), outbox
+
+
 class _Loop:
     """Waits for requests, runs the host, publishes."""
 
@@ -103,28 +138,22 @@ class _Loop:
         build: BuildEnvs,
         channel: Channel,
         host: Host,
-        arrays: Any,
+        arrays: Arrays,
         bell: Bell,
-        engine_bell: Bell,
+        outbox: Outbox,
     ) -> None:
         self._channel = channel
         self._host = host
+        self._outbox = outbox
         self._bell = bell
-        self._engine_bell = engine_bell
-        self._words = memoryview(arrays.words.reshape(-1))
-        self._engine_asleep = memoryview(arrays.engine_asleep)
-        self._base = build.worker_id * _WORD_STRIDE
-        bases = range(0, arrays.words.size, _WORD_STRIDE)
-        self._pairs = [(base + _REQUEST, base + _REPLY) for base in bases]
-        self._trust_flags = spinning_is_safe(platform.machine())
-        self._spin = SpinBudget(enabled=build.may_spin and self._trust_flags)
+        self._words: Any = memoryview(arrays.words.reshape(-1))  # type: ignore[arg-type]
+        self._base = build.worker_id * WORD_STRIDE
+        self._spin = SpinBudget(enabled=build.may_spin and outbox.trust_flags)
         self._seen = 0
         self._mail_seen = 0
         self._channel_woke = False
         self._env_s = 0.0
         self._leaving = False
-        self._failures: tuple[Any, ...] = ()
-        self._fence = threading.Lock()
         self._poller = Poller(bell)
         self._poller.watch(channel.fileno())
 
@@ -140,7 +169,7 @@ class _Loop:
                 self._take_messages()
             if requested != self._seen:
                 self._serve()
-                self._reply(requested)
+                self._outbox.reply(requested)
 
     def leave(self) -> None:
         """Closes the envs and says so. The last thing a worker does."""
@@ -165,86 +194,33 @@ class _Loop:
                 spin.note_wait(clock() - started)
                 return
         words[self._base + _ASLEEP] = 1
-        self._full_fence()
+        self._outbox.full_fence()
         if words[request] == seen and words[self._base + _MAIL] == self._mail_seen:
             fds = self._poller.wait_any(NEVER)
             self._channel_woke = any(fd != self._bell.fd for fd in fds)
         words[self._base + _ASLEEP] = 0
         spin.note_wait(clock() - started)
 
-    def _full_fence(self) -> None:
-        # "I sleep" must be visible before the last look for work, else a request
-        # could slip between the two. Taking a lock is a full barrier.
-        self._fence.acquire(blocking=False)
-        self._fence.release()
-
     # --- rows ----------------------------------------------------------------------
 
     def _serve(self) -> None:
         host = self._host
         ops, indices = host.pending()
+        if self._words[self._base + _MAIL] != self._mail_seen:
+            # An op for which nobody has asked yet: what belongs to it came before it.
+            self._take_messages()
         if not indices:
             return
         started = stopwatch()
         if self._env_s > _SLOW_ENV_S and len(indices) > 1:
             for i in indices:
                 host.run(ops, [i])
-                self._publish([i])
-                self._ring_if_asleep(except_for_all=True)
+                self._outbox.publish(host, [i])
+                self._outbox.ring_if_asleep(except_for_all=True)
         else:
             host.run(ops, indices)
-            self._publish(indices)
+            self._outbox.publish(host, indices)
         self._env_s = (stopwatch() - started) / len(indices)
-
-    def _publish(self, indices: Any) -> None:
-        host = self._host
-        if host.notes:
-            # The message must be on its way before the rows it belongs to are seen.
-            number = self._words[self._base + _NOTES] + 1
-            message = self._pack_notes(number, host.notes)
-            self._words[self._base + _NOTES] = number
-            self._ring_if_asleep()
-            self._channel.send_bytes(message, NEVER)
-        host.publish(indices)
-        host.notes = {}
-
-    def _pack_notes(self, number: int, notes: dict[int, EnvNotes]) -> bytes:
-        env_ids = tuple(notes)
-        try:
-            return dumps(PackedNotes(number, env_ids, dumps(notes)))
-        except Exception:  # noqa: BLE001 - values may refuse to be pickled
-            for env_id, note in notes.items():
-                try:
-                    dumps(note)
-                except Exception as exc:  # noqa: BLE001 - values may refuse to be pickled
-                    failure = describe_failure(env_id, "send its result", exc)
-                    notes[env_id] = EnvNotes(failure=failure)
-            return dumps(PackedNotes(number, env_ids, dumps(notes)))
-
-    def _reply(self, requested: int) -> None:
-        self._seen = requested
-        self._words[self._base + _REPLY] = requested  # after every row: data first
-        self._full_fence()
-        asleep = self._engine_asleep[0]
-        # 2: the engine wants all workers, so the last one wakes it.
-        if (asleep == 2 and self._all_have_replied()) or asleep == 1 or not self._trust_flags:
-            self._engine_bell.ring()
-
-    def _ring_if_asleep(self, *, except_for_all: bool = False) -> None:
-        self._full_fence()
-        asleep = self._engine_asleep[0]
-        if asleep == 2 and except_for_all:
-            return
-        if asleep or not self._trust_flags:
-            self._engine_bell.ring()
-
-    def _all_have_replied(self) -> bool:
-        words = self._words
-        # A loop, not a generator: this runs once per spin.
-        for request, reply in self._pairs:  # noqa: SIM110
-            if words[request] != words[reply]:
-                return False
-        return True
 
     # --- messages ------------------------------------------------------------------
 
@@ -277,19 +253,10 @@ class _Loop:
                 indices = [env_id - host.first_id for env_id in env_ids]
                 for k, i in enumerate(indices):
                     host.reset(i, seeds[k], kwargs[k], undo_prepared=undo[k])
-                self._publish(indices)
-                self._ring_if_asleep()
+                self._outbox.publish(host, indices)
+                self._outbox.ring_if_asleep()
             case SeedEnvs() | CallEnvs():
-                self._answer(command)
+                values, failures = host.carry_out(command)
+                self._outbox.answer(Returned(command.call_id, values, tuple(failures)))
             case LeaveLoop():
                 self._leaving = True
-
-    def _answer(self, command: CallEnvs | SeedEnvs) -> None:
-        values, failures = self._host.carry_out(command)
-        try:
-            packed = dumps(values)
-        except Exception as exc:  # noqa: BLE001 - values may refuse to be pickled
-            failures += [describe_failure(i, "send the call's result", exc) for i in values]
-            packed = dumps({})
-        answer = PackedReturned(command.call_id, tuple(values), packed, tuple(failures))
-        self._channel.send(answer, NEVER)
