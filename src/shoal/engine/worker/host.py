@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +32,11 @@ __all__ = ["Host", "build_envs", "describe_failure", "own_copy"]
 _STEP, _STEP_PREPARE, _RESET = int(Op.STEP), int(Op.STEP_PREPARE), int(Op.RESET)
 _READY, _FAILED, _RESET_DONE = int(Status.READY), int(Status.FAILED), int(Status.RESET_DONE)
 _NOTHING: dict[Any, Any] = {}
+_StepCall = tuple[int, Callable[[Any], Any], Callable[[Any], None]]
 _FLAG_TYPES = frozenset({bool, np.bool_})
 
 
-def describe_failure(env_id: int, during: str, exc: Exception) -> EnvFailure:
+def describe_failure(env_id: int, during: str, exc: BaseException) -> EnvFailure:
     """Returns the record of what an env raised."""
     if isinstance(exc, SpecError):
         exc.at(env_id)
@@ -225,6 +226,16 @@ class Host:
             calls = zip(indices, self._steps, self._writes, strict=True)
         else:
             calls = ((i, self._steps[i], self._writes[i]) for i in indices)
+        self._run_steps(calls, actions, ops)
+        # After all steps, as a caller would do it: envs that draw from one global
+        # generator then draw in the same order as without this.
+        for i in self._finished:
+            self._reset_finished(i, guessed=ops[i] == _STEP_PREPARE)
+
+    def _run_steps(
+        self, calls: Iterable[_StepCall], actions: Iterable[Any], ops: Mapping[int, int] | bytes
+    ) -> None:
+        """Steps and writes the results; `_finished` then holds whom to reset next."""
         rewards, wants_info = self._rewards, self._wants_info
         self._finished.clear()
         for (i, step, write), action in zip(calls, actions, strict=True):
@@ -242,10 +253,6 @@ class Host:
             except Exception as exc:  # noqa: BLE001 - border: foreign code
                 self._note_failure(i, "step", exc)
                 rewards[i] = 0.0
-        # After all steps, as a caller would do it: envs that draw from one global
-        # generator then draw in the same order as without this.
-        for i in self._finished:
-            self._reset_finished(i, guessed=ops[i] == _STEP_PREPARE)
 
     def _clear_ends(self, indices: Any) -> None:
         self._terminated[indices] = False
@@ -265,16 +272,9 @@ class Host:
             self._finished.append(i)
 
     def _reset_finished(self, i: int, *, guessed: bool) -> None:
-        if guessed:
-            self._rng_states[i] = self.envs[i].save_rng()
-        if (note := self.notes.get(self.first_id + i)) is not None:
-            # Not in the rows, so not copied yet.
-            note.observation = own_copy(note.observation)
-            note.info = own_copy(note.info)
+        self.begin_reset_ahead(i, guessed=guessed)
         try:
-            observation, info = self._resets[i]()
-            self._write_reset(i, observation, info)
-            self._reset_done.append(i)
+            self.finish_reset(i, self._resets[i](), is_ahead=True)
         except Exception as exc:  # noqa: BLE001 - border: foreign code
             # A guess that fails was never made: the reset that may come will fail too.
             if not guessed:
@@ -284,8 +284,7 @@ class Host:
 
     def _reset_plainly(self, i: int) -> None:
         try:
-            observation, info = self._resets[i]()
-            self._write_reset(i, observation, info)
+            self.finish_reset(i, self._resets[i]())
         except Exception as exc:  # noqa: BLE001 - border: foreign code
             self._note_failure(i, "reset", exc)
 
@@ -298,14 +297,9 @@ class Host:
         ``undo_prepared`` they are put back, so that this one draws what it would have
         drawn without it.
         """
-        if undo_prepared and self._rng_states[i] is not None:
-            self.envs[i].load_rng(self._rng_states[i])
-        kwargs = dict(kwargs)
-        if seed is not None:
-            kwargs["seed"] = seed
+        kwargs = self.begin_reset(i, seed, kwargs, undo_prepared=undo_prepared)
         try:
-            observation, info = self._resets[i](**kwargs)
-            self._write_reset(i, observation, info)
+            self.finish_reset(i, self._resets[i](**kwargs))
         except Exception as exc:  # noqa: BLE001 - border: foreign code
             self._note_failure(i, "reset", exc)
 
@@ -318,6 +312,66 @@ class Host:
                 write(i, _look_up(info, path, leaf))
             if self._keep_infos:
                 self._note(i).reset_info = info
+
+    # --- one env, whose step or reset is awaited in between ------------------------
+
+    def take_action(self, i: int) -> Any:
+        """Returns what the engine wants one env to do.
+
+        Raises:
+            Exception: the env's `build_action` did.
+        """
+        [action] = self._take_actions([i])
+        if i in self._unbuilt:
+            self._unbuilt.pop(i)(None)
+        return action
+
+    def finish_step(self, i: int, op: int, result: Any) -> bool:
+        """Writes what one env's step returned; returns whether a reset has to follow."""
+        self._clear_ends(i)
+        self._run_steps(((i, _returned, self._writes[i]),), (result,), {i: op})
+        return bool(self._finished)
+
+    def fail_step(self, i: int, exc: BaseException) -> None:
+        """Notes what one env's step raised, in place of `finish_step`."""
+        self._clear_ends(i)
+        self._note_failure(i, "step", exc)
+        self._rewards[i] = 0.0
+
+    def begin_reset_ahead(self, i: int, *, guessed: bool) -> None:
+        """Prepares for the reset right after an end, whose result is not taken yet.
+
+        ``guessed``: it may have to be taken back.
+        """
+        if guessed:
+            self._rng_states[i] = self.envs[i].save_rng()
+        if (note := self.notes.get(self.first_id + i)) is not None:
+            # Not in the rows, so not copied yet.
+            note.observation = own_copy(note.observation)
+            note.info = own_copy(note.info)
+
+    def begin_reset(
+        self, i: int, seed: int | None, kwargs: Mapping[str, Any], *, undo_prepared: bool
+    ) -> dict[str, Any]:
+        """Puts random numbers back, if asked to; returns the reset's keyword arguments."""
+        if undo_prepared and self._rng_states[i] is not None:
+            self.envs[i].load_rng(self._rng_states[i])
+        return dict(kwargs) if seed is None else {**kwargs, "seed": seed}
+
+    def finish_reset(self, i: int, result: Any, *, is_ahead: bool = False) -> None:
+        """Writes what one env's reset returned; ``is_ahead``: after a step.
+
+        Raises:
+            SpecError: it does not fit. The caller notes that, or forgets it.
+        """
+        observation, info = result
+        self._write_reset(i, observation, info)
+        if is_ahead:
+            self._reset_done.append(i)
+
+    def fail_reset(self, i: int, exc: BaseException) -> None:
+        """Notes what one env's reset raised."""
+        self._note_failure(i, "reset", exc)
 
     # --- everything else -----------------------------------------------------------
 
@@ -333,7 +387,7 @@ class Host:
     def _note(self, i: int) -> EnvNotes:
         return self.notes.setdefault(self.first_id + i, EnvNotes())
 
-    def _note_failure(self, i: int, during: str, exc: Exception) -> None:
+    def _note_failure(self, i: int, during: str, exc: BaseException) -> None:
         note = self._note(i)
         if note.failure is None:
             note.failure = describe_failure(self.first_id + i, during, exc)
@@ -365,9 +419,13 @@ class Host:
         """Closes every env, whatever the others raise, and lets go of them."""
         ids = [self.first_id + i for i in self._all]
         failures = self.for_each(ids, "close", lambda _, env: env.close())[1]
+        self.let_go()
+        return failures
+
+    def let_go(self) -> None:
+        """Forgets everything. The last call."""
         # Writers and envs hold on to each other; an env shall not wait for the collector.
         vars(self).clear()
-        return failures
 
 
 def own_copy(value: Any) -> Any:
@@ -376,6 +434,10 @@ def own_copy(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001 - border: a lock or a window is handed on itself
         return value
+
+
+def _returned(result: Any) -> Any:
+    return result
 
 
 def _raise(exc: Exception, _action: Any) -> None:
