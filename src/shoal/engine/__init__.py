@@ -3,11 +3,13 @@
 from shoal.engine.api import Engine
 from shoal.engine.batch import Batch
 from shoal.engine.config import EngineConfig
-from shoal.engine.env import Env, EnvFactory
+from shoal.engine.env import AsyncEnv, AsyncEnvFactory, Env, EnvFactory
 from shoal.engine.spec import ArraySpec, EnvSpec, ObjectSpec
 
 __all__ = [
     "ArraySpec",
+    "AsyncEnv",
+    "AsyncEnvFactory",
     "Batch",
     "Engine",
     "EngineConfig",

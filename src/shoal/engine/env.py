@@ -6,13 +6,14 @@ library's env into an object with these members; the engine uses nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from shoal.engine.spec import EnvSpec
 
-__all__ = ["Env", "EnvFactory"]
+__all__ = ["AsyncEnv", "AsyncEnvFactory", "Env", "EnvFactory", "find_plain_methods"]
 
 
 class Env(Protocol):
@@ -61,3 +62,53 @@ forked, and ``is_cheap``, true if a step is known to take microseconds. One with
 ``shares_memory`` may hold shared tensors or values of ``multiprocessing``, which stay
 shared in the workers.
 """
+
+
+class AsyncEnv(Protocol):
+    """One environment that waits rather than computes, for the backend ``"coroutines"``.
+
+    As `Env`, except that ``reset`` and ``step`` are coroutine functions, and that what
+    ``seed``, ``call`` and ``close`` return is awaited where it can be. All of it runs in
+    one asyncio task per env, from the factory to ``close``, so context variables, cancel
+    scopes and task groups may stay open between the calls.
+
+    Every env shares one event loop with all others: one that blocks it, as with
+    ``time.sleep``, delays them all. ``asyncio.to_thread`` is the way to call what blocks.
+    """
+
+    spec: EnvSpec
+    reset: Callable[..., Awaitable[tuple[Any, dict[str, Any]]]]
+    step: Callable[[Any], Awaitable[tuple[Any, Any, Any, Any, dict[str, Any]]]]
+    flatten_observation: Callable[[Any], Sequence[Any]] | None
+    build_action: Callable[[Sequence[Any]], Any] | None
+
+    def seed(self, seed: int | None) -> Awaitable[None] | None:
+        """Seeds the env; the next reset without a seed goes on from there."""
+
+    def save_rng(self) -> object:
+        """Returns the state of the env's random generator, or ``None`` if unknown."""
+
+    def load_rng(self, state: object) -> None:
+        """Puts back what `save_rng` returned."""
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a method of the library's env, or returns a plain attribute."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Frees what the env holds."""
+
+
+AsyncEnvFactory = Callable[[], AsyncEnv | Awaitable[AsyncEnv]]
+"""Builds one env on the running event loop; may itself be a coroutine function."""
+
+
+def find_plain_methods(env: object) -> list[str]:
+    """Returns which of ``reset`` and ``step`` are no coroutine functions."""
+    return [name for name in ("reset", "step") if not _is_coroutine_function(env, name)]
+
+
+def _is_coroutine_function(env: object, name: str) -> bool:
+    found = getattr(env, name, None)
+    return inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(
+        getattr(found, "__call__", None)  # noqa: B004 - an object with an `async def __call__`
+    )
