@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ BACKENDS = {
     "caller-steps": {"num_processes": 1, "caller_steps": True},
     "fork": {"num_processes": 2, "start_method": "fork"},
     "spawn": {"num_processes": 2, "start_method": "spawn"},
+    "threaded-workers": {"num_processes": 2, "env_threads": True},
 }
 RAISES = {
     How.RAISE: (EnvError, "ScriptedError: env0 at"),
@@ -73,9 +75,10 @@ def _at(verb):
 
 
 def _cells():
-    for verb in VERBS:
-        for how in (*RAISES, *KILLS):
-            yield "two-workers", verb, how
+    for backend in ("two-workers", "threaded-workers"):
+        for verb in VERBS:
+            for how in (*RAISES, *KILLS):
+                yield backend, verb, how
     for backend in ("one-worker", "caller-steps", "fork", "spawn"):
         for how in (How.RAISE, How.SYS_EXIT, How.SIGKILL):
             yield backend, "step", how
@@ -106,7 +109,9 @@ def test_fault_during_a_verb(open_engine, backend, verb, how):
     assert engine.is_closed
 
 
-@pytest.mark.parametrize("backend", ["two-workers", "caller-steps", "fork", "spawn"])
+@pytest.mark.parametrize(
+    "backend", ["two-workers", "caller-steps", "fork", "spawn", "threaded-workers"]
+)
 @pytest.mark.parametrize("how", [*RAISES, *KILLS], ids=lambda how: how.name)
 def test_fault_during_build(backend, how):
     if backend == "spawn" and how not in (How.RAISE, How.SIGKILL):
@@ -119,7 +124,7 @@ def test_fault_during_build(backend, how):
         assert "_strike" in caught.value.worker_traceback
 
 
-@pytest.mark.parametrize("backend", ["two-workers", "caller-steps", "fork"])
+@pytest.mark.parametrize("backend", ["two-workers", "caller-steps", "fork", "threaded-workers"])
 @pytest.mark.parametrize("how", [*RAISES, *KILLS, How.PRINT], ids=lambda how: how.name)
 def test_fault_during_close(backend, how):
     engine = Engine(_factories(how, "close"), **BACKENDS[backend])
@@ -129,16 +134,17 @@ def test_fault_during_close(backend, how):
     assert engine.is_closed
 
 
-@pytest.mark.parametrize("backend", ["two-workers", "fork", "spawn"])
+@pytest.mark.parametrize("backend", ["two-workers", "fork", "spawn", "threaded-workers"])
 def test_a_hang_during_build_ends_at_the_deadline(backend):
     with pytest.raises(StartTimeout, match="start_timeout"):
         Engine(_factories(How.HANG, "build"), **BACKENDS[backend], start_timeout=0.7)
 
 
+@pytest.mark.parametrize("backend", ["two-workers", "threaded-workers"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_hang_ends_at_the_deadline_and_can_be_closed(verb):
+def test_a_hang_ends_at_the_deadline_and_can_be_closed(backend, verb):
     at, number = _at(verb)
-    engine = Engine(_factories(How.HANG, at, number=number), **BACKENDS["two-workers"])
+    engine = Engine(_factories(How.HANG, at, number=number), **BACKENDS[backend])
     engine.reset(seed=0)
     calls = {
         "step": lambda: engine.step(ACTIONS, timeout=0.2),
@@ -155,7 +161,7 @@ def test_a_hang_ends_at_the_deadline_and_can_be_closed(verb):
     engine.close(timeout=0.1)
 
 
-@pytest.mark.parametrize("backend", ["two-workers", "fork"])
+@pytest.mark.parametrize("backend", ["two-workers", "fork", "threaded-workers"])
 def test_a_hang_during_close_ends_at_the_deadline(backend):
     engine = Engine(_factories(How.HANG, "close"), **BACKENDS[backend])
     engine.close(timeout=0.2)
@@ -187,7 +193,7 @@ def _step_until_it_is_noticed(engine):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
-@pytest.mark.parametrize("backend", ["two-workers", "caller-steps"])
+@pytest.mark.parametrize("backend", ["two-workers", "caller-steps", "threaded-workers"])
 def test_killed_while_idle(open_engine, backend, how):
     engine = open_engine(_factories(How.PRINT, "close"), **BACKENDS[backend])
     engine.reset(seed=0)
@@ -210,12 +216,13 @@ def test_a_death_that_an_earlier_call_has_seen(open_engine):
         engine.step(ACTIONS, timeout=None)
 
 
+@pytest.mark.parametrize("backend", ["two-workers", "threaded-workers"])
 @pytest.mark.parametrize("verb", VERBS)
-def test_killed_while_stuck(open_engine, gate, verb):
+def test_killed_while_stuck(open_engine, gate, backend, verb):
     """The caller waits for good, and is woken by the death alone."""
     at, number = _at(verb)
     factories = _factories(How.GATE, at, number=number, gate=gate)
-    engine = open_engine(factories, **BACKENDS["two-workers"])
+    engine = open_engine(factories, **BACKENDS[backend])
     engine.reset(seed=0)
 
     def kill():
@@ -240,15 +247,17 @@ def test_the_server_is_killed(open_engine):
     engine.close()
 
 
-def test_results_of_the_others_are_kept(open_engine, gate):
+@pytest.mark.parametrize("backend", ["two-workers", "threaded-workers"])
+def test_results_of_the_others_are_kept(open_engine, gate, backend):
     """Those that were ready when a worker died, with their automatic resets and errors."""
     factories = _factories(How.GATE, "step", number=2, gate=gate, env_id=2)
     factories[0] = replace(factories[0], episode_length=1)
     factories[1] = replace(factories[1], faults=[Fault(how=How.RAISE, number=2)])
-    engine = open_engine(factories, **BACKENDS["two-workers"], keep_infos=True)
+    engine = open_engine(factories, **BACKENDS[backend], keep_infos=True)
     engine.reset(seed=0)
     assert engine.step(ACTIONS).reset_rows.tolist() == [0]
-    engine.send(ACTIONS)
+    num_sent = 4 if backend == "two-workers" else 3  # where it stands behind env 2, or not
+    engine.send(ACTIONS[:num_sent], env_ids=list(range(num_sent)))
     gate.wait_reached(timeout=30)
     while engine.rows.status[:2].min() == 0:  # the other worker has two envs to step
         pass
@@ -281,6 +290,30 @@ def test_stale_resets_are_not_taken_for_results(open_engine, gate):
     assert batch.env_ids.tolist() == [0, 1]
     assert batch.reset_rows.tolist() == []
     assert batch.observation["count",].tolist() == [1, 3]
+
+
+# --- a thread per env --------------------------------------------------------------
+
+
+class Leaving(ScriptedFactory):
+    """Builds envs that end their thread with a code, when asked to."""
+
+    def __call__(self):
+        env = super().__call__()
+        env.leave = sys.exit
+        return env
+
+
+@pytest.mark.parametrize("code", [None, 0, 7])
+def test_an_exit_of_one_env_is_never_an_orderly_end(open_engine, gate, code):
+    """Whatever the code, and though a mate hangs: the worker goes, and not with 0."""
+    factories = [Leaving(), *_factories(How.GATE, "step", gate=gate, env_id=1)[1:]]
+    engine = open_engine(factories, num_processes=1, env_threads=True)
+    engine.reset(seed=0)
+    engine.send(ACTIONS[1:2], env_ids=[1])
+    gate.wait_reached(timeout=30)
+    with pytest.raises(WorkerDied, match=f"exit code {code or 1} "):
+        engine.call("leave", code, env_ids=[0], timeout=60)
 
 
 # --- start -------------------------------------------------------------------------

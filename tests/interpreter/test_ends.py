@@ -179,3 +179,50 @@ def test_closing_in_every_state(tmp_path):
         """,
         folder=tmp_path,
     )
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "1 / 0", "del engine"])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ends_with_threads_that_may_hang(tmp_path, ending, hangs):
+    """They cannot be killed, and do not keep the interpreter."""
+    code = f"""
+HANGS = {hangs}
+faults = [Fault(how=How.HANG, number=2)]
+factories = [ScriptedFactory(faults=faults if HANGS and i == 0 else []) for i in range(4)]
+engine = Engine(factories, backend="threads")
+engine.reset(seed=0)
+engine.step(np.arange(4))
+engine.send(np.arange(4))
+{ending}
+"""
+    with Script(code, folder=tmp_path) as script:
+        exitcode, _, err = script.finish()
+        assert exitcode == {"sys.exit(3)": 3, "1 / 0": 1}.get(ending, 0), err
+        assert bool(err) == (ending == "1 / 0")
+        script.assert_nothing_left()
+
+
+def test_a_forked_child_of_threads_that_exits_does_no_harm(tmp_path):
+    out, _ = run(
+        """
+import gc
+engine = Engine([ScriptedFactory()] * 4, backend="threads")
+engine.reset(seed=0)
+engine.step(np.arange(4))
+for way in ("exit", "collect", "close"):
+    engine.send(np.arange(4))
+    pid = os.fork()
+    if not pid:
+        if way == "close":
+            engine.close()
+        if way == "collect":
+            del engine
+            gc.collect()
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    print(engine.recv().observation["count",].tolist())
+engine.close()
+""",
+        folder=tmp_path,
+    )
+    assert out == "[2, 2, 2, 2]\n[3, 3, 3, 3]\n[4, 4, 4, 4]\n"

@@ -30,6 +30,7 @@ class Poller:
         edge = select.EPOLLET if _HAS_EPOLL else 0
         self._poller.register(bell.fd, select.POLLIN | edge)
         self._fds = {bell.fd}
+        self._is_closed = False
 
     def watch(self, fd: int) -> None:
         """Waits for this descriptor too, until it is forgotten."""
@@ -66,12 +67,21 @@ class Poller:
         return fds
 
     def doze(self, deadline: Deadline, at_most_s: float) -> list[int]:
-        """Waits as `wait_any`, but looking up in between is no end. Empty: time is up."""
-        while not (fds := self.wait_any(deadline, at_most_s)) and not deadline.expired():
-            pass
+        """Waits as `wait_any`, but looking up in between is no end. Empty: time is up.
+
+        Another thread may close this meanwhile, or just before: then the bell has rung.
+        """
+        try:
+            while not (fds := self.wait_any(deadline, at_most_s)) and not deadline.expired():
+                pass
+        except ValueError:
+            if not self._is_closed:
+                raise
+            return [self._bell.fd]
         return fds
 
     def close(self) -> None:
         """Frees the descriptor of the poller itself. May be called again."""
+        self._is_closed = True
         if _HAS_EPOLL:
             self._poller.close()
