@@ -27,11 +27,22 @@ from shoal.errors import (
 
 if TYPE_CHECKING:
     from shoal.engine import Engine
-    from shoal.torchrl import ParallelEnv, SerialEnv, WorkerState
+    from shoal.torchrl import (
+        AsyncEnvPool,
+        AsyncioAsyncEnvPool,
+        ParallelEnv,
+        ProcessorAsyncEnvPool,
+        SerialAsyncEnvPool,
+        SerialEnv,
+        ThreadingAsyncEnvPool,
+        WorkerState,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncEnvPool",
+    "AsyncioAsyncEnvPool",
     "BrokenError",
     "ClosedError",
     "Engine",
@@ -39,12 +50,15 @@ __all__ = [
     "NoPendingCallError",
     "ParallelEnv",
     "PendingCallError",
+    "ProcessorAsyncEnvPool",
     "RecvTimeout",
+    "SerialAsyncEnvPool",
     "SerialEnv",
     "ShoalError",
     "SpecError",
     "StartError",
     "StartTimeout",
+    "ThreadingAsyncEnvPool",
     "UsageError",
     "WorkerDied",
     "WorkerState",
@@ -52,9 +66,14 @@ __all__ = [
 ]
 
 _HOME_OF = {
+    "AsyncEnvPool": "shoal.torchrl",
+    "AsyncioAsyncEnvPool": "shoal.torchrl",
     "Engine": "shoal.engine",
     "ParallelEnv": "shoal.torchrl",
+    "ProcessorAsyncEnvPool": "shoal.torchrl",
+    "SerialAsyncEnvPool": "shoal.torchrl",
     "SerialEnv": "shoal.torchrl",
+    "ThreadingAsyncEnvPool": "shoal.torchrl",
     "WorkerState": "shoal.torchrl",
 }
 

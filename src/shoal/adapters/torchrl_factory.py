@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["EitherFactory", "GymnasiumInside", "TorchRLFactory"]
+
+
+# Threads may build envs at the same time, and be given the same one.
+_one_at_a_time = threading.Lock()
 
 
 class GymnasiumInside(GymnasiumEnv):
@@ -138,17 +143,18 @@ class TorchRLFactory:
     def _of_its_own(self, env: EnvBase) -> EnvBase:
         if self.built is None:
             return env
-        if env in self.built:
-            try:
-                env = copy.deepcopy(env)
-            except Exception as exc:  # noqa: BLE001 - border: foreign code
-                warnings.warn(
-                    f"create_env_fn returned the same {type(env).__name__} more than once, and"
-                    f" it cannot be copied ({type(exc).__name__}: {exc}): its state is shared."
-                    " Let the function build a new env at every call.",
-                    stacklevel=2,
-                )
-        self.built.add(env)
+        with _one_at_a_time:
+            if env in self.built:
+                try:
+                    env = copy.deepcopy(env)
+                except Exception as exc:  # noqa: BLE001 - border: foreign code
+                    warnings.warn(
+                        f"create_env_fn returned the same {type(env).__name__} more than once, and"
+                        f" it cannot be copied ({type(exc).__name__}: {exc}): its state is shared."
+                        " Let the function build a new env at every call.",
+                        stacklevel=2,
+                    )
+            self.built.add(env)
         return env
 
 

@@ -273,6 +273,26 @@ class Driver:
             raise
         return every
 
+    def start_resets(
+        self,
+        ids: Array,
+        seeds: Sequence[int | None] | None,
+        kwargs: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """Starts resets of idle envs that will be taken back one by one."""
+        try:
+            started = self._start_reset(ids, seeds, kwargs)
+        except UsageError:
+            raise  # options that cannot be sent; nothing was handed over
+        except BaseException as exc:
+            self._note_break(exc)
+            raise
+        if len(started) < len(ids):
+            # The others were reset ahead of time: they are ready.
+            ready = ids[~np.isin(ids, started)]
+            self._hand_over(ready, _RESET, in_rows=False)
+            self.arrays.status[ready] = _READY
+
     def spoil_prepared(self, ids: Array | None) -> None:
         """Gives up the prepared resets of these envs (``None``: all): they may have changed."""
         if self._any_prepared:

@@ -6,14 +6,26 @@ The makers of envs and their metadata are TorchRL's own.
 from torchrl.envs import EnvCreator, env_creator, get_env_metadata
 
 from shoal.torchrl.batched import BatchedEnv, ParallelEnv, SerialEnv
+from shoal.torchrl.pool import (
+    AsyncEnvPool,
+    AsyncioAsyncEnvPool,
+    ProcessorAsyncEnvPool,
+    SerialAsyncEnvPool,
+    ThreadingAsyncEnvPool,
+)
 from shoal.torchrl.state import WorkerState
 
 __all__ = [
+    "AsyncEnvPool",
+    "AsyncioAsyncEnvPool",
     "BatchedEnv",
     "BatchedEnvBase",
     "EnvCreator",
     "ParallelEnv",
+    "ProcessorAsyncEnvPool",
+    "SerialAsyncEnvPool",
     "SerialEnv",
+    "ThreadingAsyncEnvPool",
     "WorkerState",
     "env_creator",
     "get_env_metadata",

@@ -123,18 +123,8 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
 
     def _describe(self) -> Children:
         """Learns what the children are, and settles what depends on it."""
-        options, single_task = self._options, self._single_task
-        if self._metadata_from_workers:
-            if options.use_buffers:
-                raise RuntimeError(
-                    "metadata_from_workers=True requires use_buffers=False, as in TorchRL: what the"
-                    " envs return is not known before they run"
-                )
-            children = children_in(self._ask_workers(), options, single_task=single_task)
-        else:
-            children = children_of(
-                self.create_env_fn, self.create_env_kwargs, options, single_task=single_task
-            )
+        options = self._options
+        children = self._find_children()
         self.__dict__["_children"] = children
         self.__dict__["_infos"] = children.infos
         self._use_buffers = not self._metadata_from_workers and resolve_buffers(
@@ -146,6 +136,19 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
         self.__dict__["_env_text"] = self.__dict__["_dummy_env_str"] = children.env_text
         return children
 
+    def _find_children(self) -> Children:
+        options, single_task = self._options, self._single_task
+        if not self._metadata_from_workers:
+            return children_of(
+                self.create_env_fn, self.create_env_kwargs, options, single_task=single_task
+            )
+        if options.use_buffers:
+            raise RuntimeError(
+                "metadata_from_workers=True requires use_buffers=False, as in TorchRL: what the"
+                " envs return is not known before they run"
+            )
+        return children_in(self._ask_workers(), options, single_task=single_task)
+
     def _ask_workers(self) -> list[Any]:
         """Starts the envs without knowing what they are, and asks them."""
         factories = unknown_factories(
@@ -153,7 +156,7 @@ class BatchedBase(Life, Dispatch, EnvBase, metaclass=BatchedMeta):
             self.create_env_kwargs,
             self._options,
             single_task=self._single_task,
-            is_apart=self._backend != "serial",
+            is_apart=self._backend == "processes",
         )
         return self._open(factories, {"mixed_specs": True}).call("?describe")
 

@@ -28,6 +28,7 @@ class Life:
     """Starting, seeding, copying and closing."""
 
     _backend: ClassVar[str]
+    _engine_class: ClassVar[type[Engine]] = Engine
     _options: BatchOptions
     _children: Children
     _seeds: list[int] | None
@@ -111,11 +112,15 @@ class Life:
             "memmap": options.memmap,
             "caller_steps": options.caller_steps,
         }
-        engine = Engine(factories, **{**chosen, **more})
+        engine = self._engine_class(factories, **{**chosen, **self._more_options(), **more})
         self.__dict__["_engine"] = engine
-        if options.num_threads is not None and self._backend != "serial":
+        if options.num_threads is not None and self._backend == "processes":
             self.__dict__["_thread_key"] = _threads.set(options.num_threads)
         return engine
+
+    def _more_options(self) -> dict[str, Any]:
+        """Returns options of the engine that only some kinds of batched envs have."""
+        return {}
 
     def _started(self) -> Rows:
         """Returns the rows of the engine, started if it was not."""

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from shoal.engine import Engine
 
-__all__ = ["Rows"]
+__all__ = ["ResetRequest", "Rows"]
+
+ResetRequest = tuple["np.ndarray[Any, Any] | None", "list[dict[str, Any]] | None"]
+"""Which envs, ascending (``None``: all), and the keyword arguments of each one's reset."""
 
 
 class Rows(Protocol):
@@ -42,6 +45,9 @@ class Rows(Protocol):
     def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> Rows:
         """Returns the rows of some envs, in this order."""
 
+    def some(self, env_ids: np.ndarray[Any, Any]) -> Rows:
+        """Returns the rows of some envs, ascending, for one call. Costs next to nothing."""
+
     @property
     def fresh_rows(self) -> np.ndarray[Any, Any] | None:
         """Bool ``[N]``: who was just reset; ``None`` for nobody."""
@@ -55,6 +61,14 @@ class Rows(Protocol):
 
     def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
         """Resets the envs, or those in the ``_reset`` mask."""
+
+    def encode(self, tensordict: TensorDictBase) -> Any:
+        """Returns what a step of the envs takes, from one row per env."""
+
+    def reset_request(
+        self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]
+    ) -> ResetRequest | None:
+        """Returns what a reset asks of the engine; ``None`` for nothing."""
 
     def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
         """Returns ``next`` of the last step, terminal observations included.

@@ -28,7 +28,7 @@ class Selection:
         count: how many there are.
     """
 
-    def __init__(self, num_envs: int, env_ids: Sequence[int] | None) -> None:
+    def __init__(self, num_envs: int, env_ids: Sequence[int] | Array | None) -> None:
         self._ids = None if env_ids is None else np.asarray(env_ids, np.int64)
         self.count = num_envs if self._ids is None else len(self._ids)
 
@@ -40,15 +40,26 @@ class Selection:
         """Returns these envs' rows of a list."""
         return rows if self._ids is None else [rows[i] for i in self._ids.tolist()]
 
+    def newer(self, is_fresh: Array) -> Array | None:
+        """Returns the positions of envs whose present entries are those of a reset."""
+        found: Array = (is_fresh if self._ids is None else is_fresh[self._ids]).nonzero()[0]
+        return found if len(found) else None
+
     def pick_mixed(self, pair: Sequence[Array], newer: Array | None) -> torch.Tensor:
-        """Returns these envs' rows of `mixed`."""
+        """Returns these envs' rows of the last step, or of the last reset for ``newer``."""
         if self._ids is None:
             return mixed(pair, newer)
         present = pair[0][self._ids]
         if newer is not None:
-            fresh = np.isin(self._ids, newer)
-            present[fresh] = pair[1][self._ids[fresh]]
+            present[newer] = pair[1][self._ids[newer]]
         return torch.from_numpy(present)
+
+    def pick_mixed_list(self, pair: Sequence[Array], newer: Array | None) -> list[Any]:
+        """Returns the same for rows of objects."""
+        present = self.pick_list(list(pair[0]))
+        for k in () if newer is None else newer.tolist():
+            present[k] = pair[1][k if self._ids is None else self._ids[k]]
+        return present
 
     def env_ids(self, positions: Array | None) -> Array | None:
         """Returns the ids at these positions (``None``: all), ascending; ``None`` for all."""
@@ -81,7 +92,7 @@ class Selection:
 
 
 def mixed(pair: Sequence[Array], newer: Array | None) -> torch.Tensor:
-    """Returns rows of the last step, or of the last reset for the ids in ``newer``."""
+    """Returns all rows of the last step, or of the last reset for the ids in ``newer``."""
     stepped, reset = pair
     if newer is not None and len(newer) == len(stepped):
         return torch.from_numpy(reset.copy())

@@ -13,7 +13,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from shoal.torchrl.masks import rows_to_reset, rows_to_step
 from shoal.torchrl.options import kwargs_per_reset
-from shoal.torchrl.selection import Selection, mixed
+from shoal.torchrl.selection import Selection
 
 from_numpy = torch.from_numpy
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.engine import Engine
     from shoal.torchrl.infos import InfoReaders
+    from shoal.torchrl.rows import ResetRequest
     from shoal.torchrl.specs import SpaceCodec
 
 __all__ = ["Tables"]
@@ -49,9 +50,7 @@ class Tables:
         self._readers = infos
         self._gather = engine.gatherer
         self._codec = codec
-        self._chosen = Selection(engine.num_envs, env_ids)
-        self._num_envs = self._chosen.count
-        self._size = torch.Size([self._num_envs])
+        self._choose(Selection(engine.num_envs, env_ids))
         # With the trailing dimension that TorchRL gives to rewards and flags. Small copies
         # are made by numpy, which takes a third of the time that torch takes.
         self._reward = rows.reward.reshape(-1, 1)
@@ -61,22 +60,25 @@ class Tables:
             path: (array, rows.reset_observation[path]) for path, array in rows.observation.items()
         }
         self._infos = {path: (array, rows.reset_info[path]) for path, array in rows.info.items()}
-        flat = codec.observation_is_identity and not codec.object_observations
         # The common case: a few tensors, each under a name of its own.
-        self.plain: list[tuple[str, Array, Array]] | None = None
+        self._flat: list[tuple[str, Array, Array]] | None = None
         if (
-            flat
-            and self.steps_in_one
+            codec.observation_is_identity
+            and not codec.object_observations
+            and not infos.needs_dicts
             and all(isinstance(key, str) for key, _ in codec.identity_observations)
+            and all(len(path) == 1 for path in self._infos)
         ):
-            self.plain = [
+            self._flat = [
                 (str(key), *self._leaves[path]) for key, path in codec.identity_observations
             ]
-            for path, pair in self._infos.items():
-                if len(path) != 1:
-                    self.plain = None
-                    break
-                self.plain.append((path[0], *pair))
+            self._flat += [(path[0], *pair) for path, pair in self._infos.items()]
+        self.plain = self._flat if env_ids is None else None
+
+    def _choose(self, chosen: Selection) -> None:
+        self._chosen = chosen
+        self._num_envs = chosen.count
+        self._size = torch.Size([chosen.count])
 
     @property
     def fresh_rows(self) -> Array | None:
@@ -86,6 +88,13 @@ class Tables:
     def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> Tables:
         """Returns the rows of some envs, in this order."""
         return Tables(self.engine, self._codec, self._readers, env_ids)
+
+    def some(self, env_ids: Array) -> Tables:
+        """Returns the rows of some envs, for one call."""
+        twin = object.__new__(Tables)
+        twin.__dict__.update(self.__dict__)
+        twin._choose(Selection(self.engine.num_envs, env_ids))
+        return twin
 
     # --- calls ---------------------------------------------------------------------
 
@@ -113,12 +122,21 @@ class Tables:
 
     def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
         """Resets the envs, or those in the mask."""
+        request = self.reset_request(tensordict, kwargs)
+        if request is not None:
+            self.engine.reset_rows(request[0], kwargs=request[1])
+
+    def reset_request(
+        self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]
+    ) -> ResetRequest | None:
+        """Returns what a reset asks of the engine; ``None`` for nothing."""
         ids = rows_to_reset(tensordict, self._num_envs)
         per_env = kwargs_per_reset(kwargs, self._num_envs)
-        if ids is None or len(ids):
-            if per_env is not None:
-                per_env = self._chosen.ordered_list(per_env, ids)
-            self.engine.reset_rows(self._chosen.env_ids(ids), kwargs=per_env)
+        if ids is not None and not len(ids):
+            return None
+        if per_env is not None:
+            per_env = self._chosen.ordered_list(per_env, ids)
+        return self._chosen.env_ids(ids), per_env
 
     # --- what a step returned ------------------------------------------------------
 
@@ -130,20 +148,18 @@ class Tables:
         return made.exclude(*unwanted) if unwanted else made
 
     def _stepped(self, unwanted: tuple[Any, ...]) -> Tensors:
-        if self.plain is not None:
+        pick = self._chosen.pick
+        if self._flat is not None:
             found: Tensors = {
-                key: from_numpy(rows.copy())
-                for key, rows, _ in self.plain
-                if (key,) not in unwanted
+                key: from_numpy(pick(rows)) for key, rows, _ in self._flat if (key,) not in unwanted
             }
         else:
-            pick = self._chosen.pick
             leaves = {path: from_numpy(pick(pair[0])) for path, pair in self._leaves.items()}
             found = self._decode(leaves, 0)
             for path, pair in self._infos.items():
                 put(found, path, from_numpy(pick(pair[0])), self._size)
         terminated, truncated = self._flags()
-        found["reward"] = from_numpy(self._chosen.pick(self._reward).astype(np.float32))
+        found["reward"] = from_numpy(pick(self._reward).astype(np.float32))
         found["done"] = from_numpy(terminated | truncated)
         found["terminated"] = from_numpy(terminated)
         found["truncated"] = from_numpy(truncated)
@@ -160,11 +176,11 @@ class Tables:
 
     def _present(self, *, none_at_end: bool) -> Tensors:
         fresh = self._gather.is_fresh
-        newer = np.flatnonzero(fresh) if self._gather.any_fresh else None
-        if self.plain is not None:
-            found: Tensors = {key: mixed(pair, newer) for key, *pair in self.plain}
+        newer = self._chosen.newer(fresh) if self._gather.any_fresh else None
+        pick = self._chosen.pick_mixed
+        if self._flat is not None:
+            found: Tensors = {key: pick(pair, newer) for key, *pair in self._flat}
         else:
-            pick = self._chosen.pick_mixed
             leaves = {path: pick(pair, newer) for path, pair in self._leaves.items()}
             found = self._decode(leaves, None)
             for path, pair in self._infos.items():

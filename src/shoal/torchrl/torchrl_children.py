@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shoal.torchrl.options import BatchOptions
     from shoal.torchrl.rows import Rows
 
-__all__ = ["TorchRLChildren", "alike", "check_not_empty", "check_worker_env"]
+__all__ = ["GymnasiumMaker", "TorchRLChildren", "alike", "check_not_empty", "check_worker_env"]
 
 _SPECS = {
     "action_spec": ("input_spec", "full_action_spec"),
@@ -166,7 +166,7 @@ class TorchRLChildren:
 
     def factories(self, makers: list[Any], kwargs: list[dict[str, Any]], backend: str) -> list[Any]:
         """Returns one factory per env; the same for equal makers, so that it is pickled once."""
-        apart = backend != "serial"
+        apart = backend == "processes"
         built: Any = None if apart else weakref.WeakSet()
         made: dict[int, TorchRLFactory] = {}
         factories = []
@@ -174,7 +174,7 @@ class TorchRLChildren:
             factory = made.get(id(maker))
             if factory is None or not are_equal(factory.kwargs, own):
                 factory = TorchRLFactory(
-                    maker if callable(maker) else _GymnasiumMaker(maker),
+                    maker if callable(maker) else GymnasiumMaker(maker),
                     own,
                     is_cheap=self._are_cheap,
                     num_threads=self.options.num_sub_threads,
@@ -191,7 +191,7 @@ class TorchRLChildren:
     def engine_options(self, backend: str) -> dict[str, Any]:
         """Returns options of the engine that this kind of env needs."""
         options: dict[str, Any] = {"mixed_specs": True}
-        if backend == "serial":
+        if backend in ("serial", "threads"):
             # In one process a reset ahead of time saves nothing, and draws from the same
             # global generators as the caller.
             options["prefetch_resets"] = False
@@ -203,8 +203,11 @@ class TorchRLChildren:
         ``None`` if plain envs of Gymnasium turned out to have other specs without their
         wrapper than with it; the engine then has to be opened again.
         """
-        paths = {leaf.path for leaf in self._schemas[0].following_leaves}
-        if self._may_unwrap and not paths <= engine.spec.observation.keys():
+        known = engine.spec.observation.keys()
+        schemas = {id(schema): schema for schema in self._schemas}.values()
+        if not all(leaf.path in known for s in schemas for leaf in s.following_leaves):
+            if not self._may_unwrap:
+                return None
             *spaces, is_categorical = engine.call("?spaces", env_ids=[0])[0]
             codec = SpaceCodec(*spaces, categorical_action_encoding=is_categorical)
             if self._is_described_by(codec):
@@ -259,13 +262,14 @@ class TorchRLChildren:
         )
 
 
-class _GymnasiumMaker:
+class GymnasiumMaker:
     """A Gymnasium id among the makers of a batch whose envs differ."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
     def __call__(self, **kwargs: Any) -> EnvBase:
+        """Returns the env in TorchRL's wrapper."""
         env = GymnasiumFactory.of(self.target, kwargs, defaults="torchrl")().env
         return GymWrapper(env, categorical_action_encoding=True)
 
@@ -293,7 +297,7 @@ def _metadata_of(maker: Any, kwargs: dict[str, Any], options: BatchOptions) -> E
         has_transforms = issubclass(maker.env_type, TransformedEnv)
         validator = check_worker_env if has_transforms else None
         return get_env_metadata(maker, kwargs, env_validator=validator)
-    make = maker if callable(maker) else _GymnasiumMaker(maker)
+    make = maker if callable(maker) else GymnasiumMaker(maker)
     env: Any = TorchRLFactory(make, kwargs).build()
     try:
         check_worker_env(env)

@@ -85,6 +85,16 @@ class ActionColumns:
         self._handed: dict[LeafPath, tuple[torch.Tensor, int]] = {}
         self._turn: list[ActionColumns] = [self]
 
+    def some(self, chosen: Selection, schemas: Sequence[Schema]) -> ActionColumns:
+        """Returns what does the same for some envs."""
+        twin = object.__new__(ActionColumns)
+        twin.__dict__.update(self.__dict__)
+        twin._chosen = chosen
+        twin._schemas = schemas
+        twin._schema = schemas[0]
+        twin._handed = {}
+        return twin
+
     def share_turns(self, other: ActionColumns) -> None:
         """Says that another object sends to the same envs."""
         self._turn = other._turn

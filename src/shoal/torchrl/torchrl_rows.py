@@ -30,13 +30,14 @@ from shoal.engine.spec import ABSENT, ArraySpec, LeafPath
 from shoal.errors import SpecError
 from shoal.torchrl.masks import step_mask
 from shoal.torchrl.options import kwargs_per_reset
-from shoal.torchrl.selection import Selection, mixed
+from shoal.torchrl.selection import Selection
 from shoal.torchrl.torchrl_columns import ActionColumns, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shoal.engine import Engine
+    from shoal.torchrl.rows import ResetRequest
 
 __all__ = ["TorchRLRows"]
 
@@ -87,7 +88,7 @@ class TorchRLRows:
         self._size = torch.Size((self._num_envs, *self._schema.batch_size))
         self._is_simple = self._reset_keys == [("_reset",)] and not self._schema.batch_size
         self.steps_in_one = self._is_simple and not self._is_lazy and env_ids is None
-        self._flat = self._flat_rows() if env_ids is None else None
+        self._flat = self._flat_rows()
         self._inputs = ActionColumns(
             engine.spec.action,
             self._schemas,
@@ -108,6 +109,18 @@ class TorchRLRows:
         )
         rows._inputs.share_turns(self._inputs)
         return rows
+
+    def some(self, env_ids: Array) -> TorchRLRows:
+        """Returns the rows of some envs, for one call."""
+        twin = object.__new__(TorchRLRows)
+        twin.__dict__.update(self.__dict__)
+        twin._chosen = Selection(self.engine.num_envs, env_ids)
+        twin._num_envs = len(env_ids)
+        twin._schemas = [self._schemas[i] for i in env_ids.tolist()]
+        twin._schema = twin._schemas[0]
+        twin._size = torch.Size((len(env_ids), *self._size[1:]))
+        twin._inputs = self._inputs.some(twin._chosen, twin._schemas)
+        return twin
 
     @property
     def fresh_rows(self) -> Array | None:
@@ -130,6 +143,12 @@ class TorchRLRows:
 
     # --- in ------------------------------------------------------------------------
 
+    def encode(self, tensordict: TensorDictBase) -> Any:
+        """Returns what a step of the envs takes."""
+        actions = self._inputs.encode(tensordict, None, None)
+        self._inputs.take_turn()
+        return actions
+
     def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
         """Steps the envs, or those in the mask, which may be a part of an env's own batch."""
         mask = step_mask(tensordict, self._size)
@@ -147,6 +166,14 @@ class TorchRLRows:
 
     def reset(self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]) -> None:
         """Resets the envs, or what the masks name, which may be a part of an env's own batch."""
+        request = self.reset_request(tensordict, kwargs)
+        if request is not None:
+            self.engine.reset_rows(request[0], kwargs=request[1])
+
+    def reset_request(
+        self, tensordict: TensorDictBase | None, kwargs: dict[str, Any]
+    ) -> ResetRequest | None:
+        """Returns what a reset asks of the engine; ``None`` for nothing."""
         per_env = kwargs_per_reset(kwargs, self._num_envs)
         masks = self._masks(tensordict)
         at = np.arange(self._num_envs)
@@ -154,14 +181,13 @@ class TorchRLRows:
             assert tensordict is not None
             at = self._rows_to_reset(tensordict)
             if not len(at):
-                return
+                return None
+        self._inputs.take_turn()
         has_more = tensordict is not None and self._has_more(tensordict)
         plain = not has_more and (per_env is None or all(map(_is_default, per_env)))
         ids = self._chosen.env_ids(None if len(at) == self._num_envs else at)
-        self._inputs.take_turn()
         if plain and (self._is_simple or (masks is not None and self._are_ends(masks, at))):
-            self.engine.reset_rows(ids)
-            return
+            return ids, None
         requests = []
         for i in self._chosen.ordered_list(list(range(self._num_envs)), at):
             request: dict[str, Any] = {} if per_env is None else dict(per_env[i])
@@ -170,7 +196,7 @@ class TorchRLRows:
                 # An env whose part is empty gets no TensorDict at all.
                 request["tensordict"] = self._entries(tensordict[i], self._schemas[i]) or None
             requests.append(request)
-        self.engine.reset_rows(ids, kwargs=requests)
+        return ids, requests
 
     def _masks(self, tensordict: TensorDictBase | None) -> dict[tuple[str, ...], Array] | None:
         """Returns the masks that a TensorDict holds; ``None`` if it has none."""
@@ -238,8 +264,9 @@ class TorchRLRows:
     def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
         """Returns ``next`` of the last step, terminal observations included."""
         if self._flat is not None:
+            pick = self._chosen.pick
             found = {
-                key: torch.from_numpy(rows.copy())
+                key: torch.from_numpy(pick(rows))
                 for key, rows, _ in self._flat[0]
                 if not unwanted or (key,) not in unwanted
             }
@@ -255,9 +282,10 @@ class TorchRLRows:
 
     def present(self, *, none_at_end: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags."""
-        newer = np.flatnonzero(self._gather.is_fresh) if self._gather.any_fresh else None
+        newer = self._chosen.newer(self._gather.is_fresh) if self._gather.any_fresh else None
         if self._flat is not None:
-            found = {key: mixed(pair, newer) for key, *pair in self._flat[1]}
+            pick = self._chosen.pick_mixed
+            found = {key: pick(pair, newer) for key, *pair in self._flat[1]}
             self._inputs.hand_out(found)
             return TensorDict._new_unsafe(found, batch_size=self._size)
         if self._is_lazy:
@@ -271,17 +299,11 @@ class TorchRLRows:
         if isinstance(self.engine.spec.observation[leaf.path], ArraySpec):
             pair = (rows, reset_rows)
             return self._placed(leaf, self._chosen.pick_mixed(pair, None if old else newer))
-        column = self._objects(rows, reset_rows, newer)
+        column = self._chosen.pick_mixed_list((rows, reset_rows), newer)
         if leaf.kind == "data":
             return as_data(column, 1 + len(leaf.shape))
         column = [_zeros(leaf) if value is None else value for value in column]
         return self._placed(leaf, torch.stack(column))
-
-    def _objects(self, rows: Array, reset_rows: Array, newer: Array | None) -> list[Any]:
-        column = list(rows)
-        for i in () if newer is None else newer.tolist():
-            column[i] = reset_rows[i]
-        return self._chosen.pick_list(column)
 
     def _placed(self, leaf: Leaf, value: torch.Tensor) -> torch.Tensor:
         if self._leaf_devices and leaf.device is not None and leaf.device.type != "cpu":
@@ -296,7 +318,7 @@ class TorchRLRows:
             if isinstance(spec, ArraySpec):
                 columns[path] = self._chosen.pick_mixed((rows, reset_rows), newer)
             else:
-                columns[path] = self._objects(rows, reset_rows, newer)
+                columns[path] = self._chosen.pick_mixed_list((rows, reset_rows), newer)
         tensordicts = []
         for i, schema in enumerate(self._schemas):
             tree: Branch = tree_of(schema)

@@ -97,8 +97,9 @@ def main(control_fd: int, parent_pid: int) -> None:
     os.environ.update(dict.fromkeys(ours, "1"))
     command, _ = control.recv(NEVER)
     for module in command.modules:
-        # A module that cannot be imported here will say so where it is needed.
-        with contextlib.suppress(ImportError):
+        # A module that cannot be imported here will say so where it is needed; and what a
+        # foreign one raises while it is imported may be anything.
+        with contextlib.suppress(Exception):
             importlib.import_module(module)
     for name in ours:
         del os.environ[name]

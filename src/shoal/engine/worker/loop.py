@@ -169,6 +169,7 @@ class _Loop:
                 self._take_messages()
             if requested != self._seen:
                 self._serve()
+                self._seen = requested
                 self._outbox.reply(requested)
 
     def leave(self) -> None:

@@ -1,0 +1,495 @@
+"""Sending to some envs of a pool and receiving from those that are ready.
+
+Knows TensorDicts, requests and the engine's verbs. Does not know EnvBase or what the
+envs are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+
+from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.layout import Status
+from shoal.errors import RecvTimeout, SpecError, UsageError
+from shoal.torchrl.pool_requests import RESET, STEP, STEP_AND_RESET, VERBS, wanted_count
+from shoal.torchrl.pool_rows import ENV_INDEX, joined, stack_rows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from shoal.engine.concurrent import ConcurrentEngine
+    from shoal.torchrl.options import BatchOptions
+    from shoal.torchrl.pool_requests import Requests
+    from shoal.torchrl.pool_rows import EnvIndices, SentRows
+    from shoal.torchrl.rows import Rows
+
+__all__ = ["PoolVerbs"]
+
+Array = np.ndarray[Any, Any]
+Index = int | list[int] | None
+Pair = tuple[TensorDictBase, TensorDictBase]
+_FAILED = int(Status.FAILED)
+
+
+class PoolVerbs:
+    """The asynchronous verbs of a pool; see `AsyncEnvPool`.
+
+    Each kind of call has three: ``async_*_send`` hands rows over and does not wait,
+    ``async_*_recv`` waits for ready ones, and a coroutine does both and lets the event loop
+    run meanwhile.
+    """
+
+    min_get: int
+    stack: str
+    num_envs: int
+    batch_size: torch.Size
+    _options: BatchOptions
+    _requests: Requests
+    _sent: SentRows
+    _started: Callable[[], Rows]
+    _engine_now: Callable[[], ConcurrentEngine]
+    _indices_now: Callable[[], EnvIndices]
+    _with_index: Callable[[TensorDictBase, Array], TensorDictBase]
+    _td: Callable[[TensorDictBase], TensorDictBase]
+
+    # --- send ------------------------------------------------------------------------
+
+    def async_step_send(self, tensordict: TensorDictBase, env_index: Index = None) -> None:
+        """Starts a step of some envs.
+
+        Args:
+            tensordict: one row per env, with its action; of the batch size of one env if
+                ``env_index`` is an integer.
+            env_index: which envs. ``None``: the ``env_index`` entry of the TensorDict says it.
+
+        Raises:
+            PendingCallError: one of them is busy. Nothing was sent.
+            SpecError: the actions do not fit. Nothing was sent.
+            UsageError: an unknown env, or one named twice.
+        """
+        self._send(STEP, tensordict, env_index)
+
+    def async_step_and_maybe_reset_send(
+        self, tensordict: TensorDictBase, env_index: Index = None
+    ) -> None:
+        """Starts a step of some envs, and a reset right after it where an episode ends.
+
+        Arguments and errors as for `async_step_send`.
+        """
+        self._send(STEP_AND_RESET, tensordict, env_index)
+
+    def async_reset_send(
+        self, tensordict: TensorDictBase | None = None, env_index: Index = None, **kwargs: Any
+    ) -> None:
+        """Starts a reset of some envs.
+
+        Args:
+            tensordict: entries that the resets may read; may be left out if ``env_index`` says
+                which envs.
+            env_index: as for `async_step_send`; all envs if there is no TensorDict either.
+            **kwargs: handed to the reset of each env.
+
+        Raises:
+            PendingCallError: one of them is busy. Nothing was sent.
+            UsageError: as `async_step_send`; a ``_reset`` mask that leaves some of them out.
+        """
+        self._send(RESET, tensordict, env_index, kwargs=kwargs)
+
+    def _send(
+        self,
+        kind: int,
+        tensordict: TensorDictBase | None,
+        env_index: Any,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        is_private: bool | None = None,
+    ) -> tuple[Array, bool]:
+        """Sends; returns the ids, ascending, and whether a single row was sent."""
+        engine = self._engine_now()
+        named, rows, is_single = self._addressed(tensordict, env_index)
+        ids = np.asarray(named)
+        if len(ids) > 1 and (ids[1:] <= ids[:-1]).any():
+            order = np.argsort(ids, kind="stable")
+            ids = ids[order]
+            if (ids[1:] == ids[:-1]).any():
+                raise UsageError(f"env_index names an env twice: {list(named)}")
+            rows = None if rows is None else rows[torch.from_numpy(order)]
+        if not len(ids) or ids[0] < 0 or ids[-1] >= self.num_envs:
+            raise UsageError(
+                f"env_index names envs from 0 to {self.num_envs - 1}, at least one; not"
+                f" {list(named)}"
+            )
+        with engine.lock:
+            self._requests.check_idle(ids)
+            some = self._started().some(ids)
+            if kind == RESET:
+                mask = None if rows is None else rows.get("_reset", None)
+                if mask is not None and not mask.reshape(len(ids), -1).any(-1).all():
+                    raise UsageError(
+                        "the _reset mask leaves out envs that are sent: send those to be reset"
+                    )
+                request = some.reset_request(rows, kwargs or {})
+                engine.send_resets(ids, kwargs=None if request is None else request[1])
+            else:
+                assert rows is not None
+                engine.send_steps(some.encode(rows), ids, autoreset=kind == STEP_AND_RESET)
+            self._sent.keep(ids.tolist(), rows)
+            private = is_single and env_index is not None if is_private is None else is_private
+            self._requests.note(ids, kind, is_private=private)
+        return ids, is_single
+
+    def _addressed(
+        self, tensordict: TensorDictBase | None, env_index: Any
+    ) -> tuple[Sequence[int] | Array, TensorDictBase | None, bool]:
+        """Returns which envs are meant, their rows, and whether it is a single unbatched one."""
+        inner = self.batch_size[1:]
+        if tensordict is None:
+            if env_index is None:
+                return range(self.num_envs), None, False
+            is_single = isinstance(env_index, int | np.integer)
+            return ([int(env_index)] if is_single else list(env_index)), None, is_single
+        if env_index is None:
+            entry = tensordict.get(ENV_INDEX, None)
+            if entry is None:
+                raise UsageError(
+                    "the TensorDict has no 'env_index' entry that says which envs its rows are"
+                    " for; set one, or pass env_index"
+                )
+            env_index = self._indices_now().read(entry)
+        is_single = isinstance(env_index, int | np.integer) and tensordict.shape == inner
+        if isinstance(env_index, int | np.integer):
+            env_index = [int(env_index)]
+        elif not isinstance(env_index, np.ndarray):
+            env_index = _flat(env_index)
+        if is_single:
+            tensordict = _with_lead(tensordict)
+        if tensordict.shape != (len(env_index), *inner):
+            raise SpecError(
+                key="env_index",
+                expected=f"a TensorDict of shape {(len(env_index), *inner)} for envs"
+                f" {list(env_index)}",
+                actual=f"one of shape {tuple(tensordict.shape)}",
+            )
+        return env_index, tensordict, is_single
+
+    # --- receive ---------------------------------------------------------------------
+
+    def async_step_recv(
+        self,
+        min_get: int | None = None,
+        env_index: Index = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> TensorDictBase:
+        """Waits for results of `async_step_send`.
+
+        Args:
+            min_get: wait for at least this many; ``None`` for the pool's `min_get`. What else
+                is ready comes along.
+            env_index: wait for this env, or for all of these, instead. They need not have
+                been sent by number; but those that were are received only so.
+            max_get: return at most this many, lowest env index first; ``None`` for no limit.
+            timeout: seconds for the whole call; 0 polls. With one, the call goes on waiting
+                after the first ``min_get`` for others, up to ``max_get``, until the time is
+                up. ``None``: the pool's own ``timeout``, and no longer than needed.
+
+        Returns:
+            What was sent, with ``next`` and ``env_index``, ``[n, *batch of one env]``, sorted
+            by env. For an integer ``env_index`` a single row without a dimension for it.
+
+        Raises:
+            RecvTimeout: fewer than ``min_get`` came in time; nothing is lost. It is a
+                ``TimeoutError``.
+            NoPendingCallError: fewer than ``min_get`` are in flight for this.
+            EnvError: envs raised. They can be sent to again; results of others stay.
+            ValueError: a number that makes no sense.
+            WorkerDied: a worker has ended, and not enough is ready.
+        """
+        found: TensorDictBase = self._recv(STEP, min_get, env_index, max_get, timeout)
+        return found
+
+    def async_step_and_maybe_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: Index = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> Pair:
+        """Waits for results of `async_step_and_maybe_reset_send`.
+
+        Returns:
+            What was sent with ``next``, terminal observations included; and new roots to act
+            on. Arguments and errors as for `async_step_recv`.
+        """
+        found: Pair = self._recv(STEP_AND_RESET, min_get, env_index, max_get, timeout)
+        return found
+
+    def async_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: Index = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> TensorDictBase:
+        """Waits for results of `async_reset_send`; as `async_step_recv`."""
+        found: TensorDictBase = self._recv(RESET, min_get, env_index, max_get, timeout)
+        return found
+
+    def _recv(
+        self, kind: int, min_get: Any, env_index: Any, max_get: Any, timeout: float | None
+    ) -> Any:
+        engine = self._engine_now()
+        deadline = Deadline.after(self._options.timeout if timeout is None else timeout)
+        if env_index is not None:
+            pick, _ = self._pick_these(kind, env_index)
+        else:
+            pick, _ = self._pick_ready(kind, min_get, max_get, timeout, deadline)
+        found = engine.wait(pick, deadline)
+        if found is None:
+            raise self._timed_out(kind, env_index, deadline.timeout_s)
+        return found
+
+    def _timed_out(self, kind: int, env_index: Any, timeout_s: float) -> RecvTimeout:
+        waiting = np.flatnonzero(self._requests.kinds == kind).tolist()
+        if env_index is not None:
+            waiting = _flat([env_index])
+        return RecvTimeout(waiting_for=waiting, timeout=timeout_s, during=VERBS[kind])
+
+    def _pick_ready(
+        self,
+        kind: int,
+        min_get: int | None,
+        max_get: int | None,
+        timeout: float | None,
+        deadline: Deadline,
+    ) -> tuple[Callable[[], Any], Callable[[], bool]]:
+        """Returns what takes ready envs if there are enough, and what says whether there are."""
+        wanted = wanted_count(min_get, max_get, timeout, self.min_get)
+        engine, requests = self._engine_now(), self._requests
+        status = engine.rows.status
+
+        def enough() -> int:
+            if timeout is None or deadline.expired():
+                return wanted
+            return min(requests.count(kind), max_get or self.num_envs)
+
+        def pick() -> Any:
+            requests.check_enough(wanted, kind)
+            ids = requests.ready(kind, status)
+            if len(ids) and (failed := ids[(status[ids] & _FAILED) != 0]).size:
+                self._take(failed)
+            if len(ids) < enough():
+                return None
+            return self._collected(kind, ids if max_get is None else ids[:max_get])
+
+        def is_ready() -> bool:
+            ids = requests.ready(kind, status)
+            return len(ids) >= enough() or bool((status[ids] & _FAILED).any())
+
+        return pick, is_ready
+
+    def _pick_these(
+        self, kind: int, env_index: Any
+    ) -> tuple[Callable[[], Any], Callable[[], bool]]:
+        """Returns what takes these envs if all are ready, and what says whether they are."""
+        is_single = isinstance(env_index, int | np.integer)
+        ids = np.unique(_flat([env_index]))
+        if ids[0] < 0 or ids[-1] >= self.num_envs:
+            raise UsageError(f"env_index names envs from 0 to {self.num_envs - 1}; not {env_index}")
+        engine, requests = self._engine_now(), self._requests
+        status = engine.rows.status
+
+        def pick() -> Any:
+            requests.check_sent(ids.tolist(), kind)
+            if not status[ids].all():
+                return None
+            if (failed := ids[(status[ids] & _FAILED) != 0]).size:
+                self._take(failed)
+            return self._collected(kind, ids, is_single=is_single)
+
+        def is_ready() -> bool:
+            return bool(status[ids].all())
+
+        return pick, is_ready
+
+    def _take(self, ids: Array) -> None:
+        self._requests.forget(ids)
+        self._engine_now().take(ids)
+
+    def _collected(self, kind: int, ids: Array, *, is_single: bool = False) -> Any:
+        """Takes ready envs and returns their results."""
+        self._take(ids)
+        some = self._started().some(ids)
+        before = self._sent.take(ids.tolist(), torch.Size((len(ids), *self.batch_size[1:])))
+        following = None if kind == RESET else self._td(some.stepped())
+        root = None if kind == STEP else self._td(some.present())
+        stepped, root = joined(before, following, root)
+        if kind == STEP:
+            return self._finished(stepped, ids, is_single=is_single)
+        assert root is not None
+        new_root = self._finished(root, ids, is_single=is_single)
+        if kind == RESET:
+            return new_root
+        return self._finished(stepped, ids, is_single=is_single), new_root
+
+    def _finished(self, made: TensorDictBase, ids: Array, *, is_single: bool) -> TensorDictBase:
+        if is_single:
+            row: TensorDictBase = made[0]
+            return row.set(ENV_INDEX, self._indices_now().one(int(ids[0])))
+        if self.stack == "lazy" and not isinstance(made, LazyStackedTensorDict):
+            made = stack_rows(list(made.unbind(0)), "lazy")
+        return self._with_index(made, ids)
+
+    # --- awaitable -------------------------------------------------------------------
+
+    async def astep(
+        self, tensordict: TensorDictBase, env_index: Index = None, *, timeout: float | None = None
+    ) -> TensorDictBase:
+        """Steps some envs and waits for all of them, while the event loop runs.
+
+        If it is cancelled or runs out of time, the envs stay in flight: `astep_recv` with
+        their numbers goes on waiting.
+
+        Args:
+            tensordict: as for `async_step_send`.
+            env_index: as for `async_step_send`.
+            timeout: seconds; ``None`` for the pool's own.
+
+        Returns: as `async_step_recv` for these envs.
+
+        Raises: as `async_step_send` and `async_step_recv`.
+        """
+        found: TensorDictBase = await self._acall(STEP, tensordict, env_index, timeout)
+        return found
+
+    async def astep_and_maybe_reset(
+        self, tensordict: TensorDictBase, env_index: Index = None, *, timeout: float | None = None
+    ) -> Pair:
+        """Steps some envs, resets them where an episode ends, and waits; see `astep`."""
+        found: Pair = await self._acall(STEP_AND_RESET, tensordict, env_index, timeout)
+        return found
+
+    async def areset(
+        self,
+        tensordict: TensorDictBase | None = None,
+        env_index: Index = None,
+        *,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> TensorDictBase:
+        """Resets some envs and waits for them; see `astep` and `async_reset_send`."""
+        found: TensorDictBase = await self._acall(RESET, tensordict, env_index, timeout, kwargs)
+        return found
+
+    async def astep_recv(
+        self,
+        min_get: int | None = None,
+        env_index: Index = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> TensorDictBase:
+        """Does what `async_step_recv` does, while the event loop runs."""
+        found: TensorDictBase = await self._arecv(STEP, min_get, env_index, max_get, timeout)
+        return found
+
+    async def astep_and_maybe_reset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: Index = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> Pair:
+        """Does what `async_step_and_maybe_reset_recv` does, while the event loop runs."""
+        found: Pair = await self._arecv(STEP_AND_RESET, min_get, env_index, max_get, timeout)
+        return found
+
+    async def areset_recv(
+        self,
+        min_get: int | None = None,
+        env_index: Index = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> TensorDictBase:
+        """Does what `async_reset_recv` does, while the event loop runs."""
+        found: TensorDictBase = await self._arecv(RESET, min_get, env_index, max_get, timeout)
+        return found
+
+    async def arecv(
+        self,
+        min_get: int | None = None,
+        *,
+        max_get: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Pair]:
+        """Yields results of `async_step_and_maybe_reset_send` as they come.
+
+        Ends when nothing is in flight any more: the loop sends the next steps.
+
+        Args:
+            min_get: as for `async_step_recv`; fewer if fewer are in flight.
+            max_get: as for `async_step_recv`.
+            timeout: as for `async_step_recv`, for each result.
+        """
+        wanted = wanted_count(min_get, max_get, timeout, self.min_get)
+        while (left := self._requests.count(STEP_AND_RESET)) > 0:
+            yield await self._arecv(STEP_AND_RESET, min(wanted, left), None, max_get, timeout)
+
+    async def _acall(
+        self,
+        kind: int,
+        tensordict: TensorDictBase | None,
+        env_index: Index,
+        timeout: float | None,
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        ids, is_single = self._send(kind, tensordict, env_index, kwargs=kwargs, is_private=True)
+        named: Any = int(ids[0]) if is_single else ids
+        return await self._arecv(kind, None, named, None, timeout)
+
+    async def _arecv(
+        self, kind: int, min_get: Any, env_index: Any, max_get: Any, timeout: float | None
+    ) -> Any:
+        engine = self._engine_now()
+        limit = self._options.timeout if timeout is None else timeout
+        if env_index is not None:
+            pick, is_ready = self._pick_these(kind, env_index)
+        else:
+            pick, is_ready = self._pick_ready(
+                kind, min_get, max_get, timeout, Deadline.after(limit)
+            )
+        found = await engine.wait_async(pick, is_ready, limit)
+        if found is None:
+            raise self._timed_out(kind, env_index, Deadline.after(limit).timeout_s)
+        return found
+
+
+def _flat(named: Any) -> list[int]:
+    """Returns the integers in nested lists; TorchRL names an env once per row of its batch."""
+    if isinstance(named, torch.Tensor | np.ndarray):
+        named = named.tolist()
+    if isinstance(named, int):
+        return [named]
+    found: list[int] = []
+    for item in named:
+        found += [int(item)] if isinstance(item, int | np.integer) else _flat(item)[:1]
+    return found
+
+
+def _with_lead(tensordict: TensorDictBase) -> TensorDictBase:
+    """Returns a single row as a batch of one."""
+    if type(tensordict) is TensorDict and all(
+        type(value) is torch.Tensor for value in tensordict._tensordict.values()
+    ):
+        entries = {key: value.unsqueeze(0) for key, value in tensordict._tensordict.items()}
+        return TensorDict._new_unsafe(entries, batch_size=torch.Size((1, *tensordict.shape)))
+    return tensordict.unsqueeze(0)
