@@ -386,6 +386,10 @@ class Driver:
             self._last_op.fill(self._common_op)
         every = np.arange(self.slots.num_envs) if ids is None else ids
         ops = self._last_op[every]
+        first = ops[:1]
+        if len(ops) and (ops == first).all():
+            self._note_result(every, int(first[0]), foretells=foretells)
+            return failures
         for op in np.unique(ops):
             self._note_result(every[ops == op], int(op), foretells=foretells)
         return failures

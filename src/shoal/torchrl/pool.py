@@ -110,6 +110,7 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
         exchange: str | None = None,
         worker_affinity: Sequence[Sequence[int]] | Callable[[int], Sequence[int]] | None = None,
         envs_per_worker: int = 1,
+        env_threads: bool = True,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         lazy_start: bool = False,
         **options: Any,
@@ -130,8 +131,10 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
                 shared memory, and others by messages.
             worker_affinity: the cores of each worker process, or a function from the number of
                 a worker to its cores. Linux only.
-            envs_per_worker: envs of each worker process, each on a thread of it if there are
-                several, so that their waits overlap.
+            envs_per_worker: envs of each worker process.
+            env_threads: several envs of a worker run each on a thread of it, so that their
+                waits overlap. False steps them in turn, which is quicker for envs that take
+                microseconds and do not wait.
             create_env_kwargs: keyword arguments for the makers, one mapping or one per env.
             lazy_start: start with the first call; the specs are then read from an env that is
                 built for it.
@@ -169,6 +172,7 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
             masks = [masks(number) for number in range(num_processes)]
         self._affinity = masks
         self._lazy_start = lazy_start
+        self._env_threads = env_threads
         self.min_get = 1
         self.num_envs = len(makers)
         self.backend = self.backend_name
@@ -231,7 +235,7 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
             return {}
         return {
             "caller_steps": False,
-            "env_threads": self.envs_per_worker > 1,
+            "env_threads": self._env_threads and self.envs_per_worker > 1,
             "worker_affinity": self._affinity,
         }
 

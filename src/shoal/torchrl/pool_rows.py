@@ -30,6 +30,20 @@ Array = np.ndarray[Any, Any]
 ENV_INDEX = "env_index"
 _NOT_KEPT = frozenset({ENV_INDEX, "next", "_reset", "_step"})
 
+_PLAIN_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+    }
+)
+
 
 class EnvIndices:
     """The ``env_index`` entries of a pool: one Python integer per row.
@@ -80,33 +94,63 @@ class EnvIndices:
 
 
 class SentRows:
-    """The entries that each env in flight was sent, which come back with its result."""
+    """The entries that each env in flight was sent, which come back with its result.
+
+    Plain tensors that look as they did the first time are copied into columns with a row
+    per env: two quick copies, however sends and receives cut the batch. Anything else is
+    kept as it came.
+    """
 
     def __init__(self, num_envs: int) -> None:
-        self._sources: list[Any] = [None] * num_envs
-        self._places = [0] * num_envs
+        self._num_envs = num_envs
+        self._columns: dict[str, tuple[torch.dtype, torch.Size, Array]] | None = None
+        self._in_columns = np.zeros(num_envs, np.bool_)
+        self._others: list[TensorDictBase | None] = [None] * num_envs
 
-    def keep(self, env_ids: Sequence[int], tensordict: TensorDictBase | None) -> None:
-        """Keeps the rows of a TensorDict, one per env; ``None`` has no entries.
-
-        Entries that are added to it later do not show.
-        """
+    def keep(self, env_ids: Array, tensordict: TensorDictBase | None) -> None:
+        """Keeps the rows of a TensorDict, one per env; ``None`` has no entries."""
         if tensordict is None:
-            source: Any = {}
-        elif type(tensordict) is TensorDict:
-            source = {
-                key: value.copy() if is_tensor_collection(value) else value
-                for key, value in tensordict._tensordict.items()
-                if key not in _NOT_KEPT
+            self._in_columns[env_ids] = False
+            for env_id in env_ids.tolist():
+                self._others[env_id] = None
+            return
+        if type(tensordict) is TensorDict:
+            kept = {
+                key: value for key, value in tensordict._tensordict.items() if key not in _NOT_KEPT
             }
-        else:
-            source = [_without_private(row) for row in tensordict.unbind(0)]
-        for place, env_id in enumerate(env_ids):
-            self._sources[env_id] = source
-            self._places[env_id] = place
+            if self._columns is None:
+                self._columns = self._new_columns(kept)
+            if self._fit(kept):
+                for key, (_, _, column) in self._columns.items():
+                    column[env_ids] = kept[key].numpy()
+                self._in_columns[env_ids] = True
+                return
+        self._in_columns[env_ids] = False
+        for env_id, row in zip(env_ids.tolist(), tensordict.unbind(0), strict=True):
+            self._others[env_id] = _without_private(row).clone()
 
-    def take(self, env_ids: Sequence[int], batch_size: torch.Size) -> TensorDictBase:
-        """Returns the rows of some envs in memory of their own, and forgets them.
+    def _new_columns(self, kept: dict[str, Any]) -> Any:
+        columns = {}
+        for key, value in kept.items():
+            if not _is_plain(value):
+                return None
+            shape = value.shape[1:]
+            rows = np.empty((self._num_envs, *shape), value.numpy().dtype)
+            columns[key] = (value.dtype, shape, rows)
+        return columns
+
+    def _fit(self, kept: dict[str, Any]) -> bool:
+        columns = self._columns
+        if columns is None or kept.keys() != columns.keys():
+            return False
+        for key, value in kept.items():
+            dtype, shape, _ = columns[key]
+            if not _is_plain(value) or value.dtype != dtype or value.shape[1:] != shape:
+                return False
+        return True
+
+    def take(self, env_ids: Array, batch_size: torch.Size) -> TensorDictBase:
+        """Returns the rows of some envs in memory of their own.
 
         Dense where the entries are tensors of one shape, else a lazy stack.
 
@@ -114,79 +158,42 @@ class SentRows:
             env_ids: the envs, ascending.
             batch_size: of the result.
         """
-        parts: dict[int, tuple[Any, list[int], list[int]]] = {}
-        sources, places = self._sources, self._places
-        for position, env_id in enumerate(env_ids):
-            source = sources[env_id]
-            part = parts.get(id(source))
-            if part is None:
-                part = parts[id(source)] = (source, [], [])
-            part[1].append(places[env_id])
-            part[2].append(position)
-            sources[env_id] = None
-        groups = list(parts.values())
-        found = _gather(groups, len(env_ids))
-        if found is not None:
+        if self._columns is not None and self._in_columns[env_ids].all():
+            found = {
+                key: torch.from_numpy(column[env_ids])
+                for key, (_, _, column) in self._columns.items()
+            }
             return TensorDict._new_unsafe(found, batch_size=batch_size)
-        rows: list[Any] = [None] * len(env_ids)
-        for source, taken, positions in groups:
-            for place, position in zip(taken, positions, strict=True):
-                rows[position] = _row(source, place, batch_size[1:])
-        return LazyStackedTensorDict.maybe_dense_stack(rows, 0)
+        rows = [self._row(env_id, batch_size[1:]) for env_id in env_ids.tolist()]
+        if all(row is None for row in rows):
+            return TensorDict._new_unsafe({}, batch_size=batch_size)
+        empty = TensorDict({}, batch_size=batch_size[1:])
+        return LazyStackedTensorDict.maybe_dense_stack([r or empty.copy() for r in rows], 0)
+
+    def _row(self, env_id: int, batch_size: torch.Size) -> TensorDictBase | None:
+        if not self._in_columns[env_id]:
+            row, self._others[env_id] = self._others[env_id], None
+            return row
+        assert self._columns is not None
+        found = {
+            key: torch.from_numpy(np.array(column[env_id]))
+            for key, (_, _, column) in self._columns.items()
+        }
+        return TensorDict._new_unsafe(found, batch_size=batch_size)
 
 
-def _gather(
-    groups: list[tuple[Any, list[int], list[int]]], num_rows: int
-) -> dict[str, torch.Tensor] | None:
-    """Returns dense rows by key; ``None`` if not all entries are plain tensors alike."""
-    first = groups[0][0]
-    if not isinstance(first, dict):
-        return None
-    for source, _, _ in groups:
-        if not isinstance(source, dict) or source.keys() != first.keys():
-            return None
-    found = {}
-    for key, like in first.items():
-        columns = [source[key] for source, _, _ in groups]
-        for column in columns:
-            if (
-                type(column) is not torch.Tensor
-                or column.requires_grad
-                or column.device.type != "cpu"
-                or column.dtype != like.dtype
-                or column.shape[1:] != like.shape[1:]
-            ):
-                return None
-        if len(groups) == 1:
-            # By numpy, which takes half of the time that torch takes for a few rows.
-            rows = _as_numpy(like)
-            found[key] = (
-                torch.from_numpy(rows[groups[0][1]]) if rows is not None else like[groups[0][1]]
-            )
-            continue
-        made = torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype)
-        for column, (_, taken, positions) in zip(columns, groups, strict=True):
-            made[positions] = column[taken]
-        found[key] = made
-    return found
-
-
-def _as_numpy(column: torch.Tensor) -> Array | None:
-    try:
-        return column.numpy()
-    except (RuntimeError, TypeError):  # a dtype that numpy lacks
-        return None
+def _is_plain(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and not value.requires_grad
+        and value.device.type == "cpu"
+        and value.dtype in _PLAIN_DTYPES
+        and value.layout is torch.strided
+    )
 
 
 def _without_private(row: TensorDictBase) -> TensorDictBase:
     return row.exclude(*[key for key in _NOT_KEPT if key in row.keys()])  # noqa: SIM118
-
-
-def _row(source: Any, place: int, batch_size: torch.Size) -> TensorDictBase:
-    if not isinstance(source, dict):
-        return source[place].clone()
-    entries = {key: value[place].clone() for key, value in source.items()}
-    return TensorDict(entries, batch_size=batch_size)
 
 
 def as_rows(tensordict: TensorDictBase) -> list[TensorDictBase]:

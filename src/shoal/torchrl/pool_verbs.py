@@ -137,7 +137,7 @@ class PoolVerbs:
             else:
                 assert rows is not None
                 engine.send_steps(some.encode(rows), ids, autoreset=kind == STEP_AND_RESET)
-            self._sent.keep(ids.tolist(), rows)
+            self._sent.keep(ids, rows)
             private = is_single and env_index is not None if is_private is None else is_private
             self._requests.note(ids, kind, is_private=private)
         return ids, is_single
@@ -327,7 +327,7 @@ class PoolVerbs:
         """Takes ready envs and returns their results."""
         self._take(ids)
         some = self._started().some(ids)
-        before = self._sent.take(ids.tolist(), torch.Size((len(ids), *self.batch_size[1:])))
+        before = self._sent.take(ids, torch.Size((len(ids), *self.batch_size[1:])))
         following = None if kind == RESET else self._td(some.stepped())
         root = None if kind == STEP else self._td(some.present())
         stepped, root = joined(before, following, root)
