@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shoal.engine.api import Engine
-from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Op
 from shoal.engine.core.lifecycle import EngineState
 from shoal.errors import BrokenError, ClosedError, WorkerDied
@@ -86,6 +86,8 @@ class ConcurrentEngine(Engine):
 
     Attributes:
         lock: reentrant. Held only for moments, except by the synchronous verbs.
+        on_rows: called after `step_rows` and `reset_rows` with their ids, the moment they
+            began, and ``is_reset``.
     """
 
     def __init__(self, factories: Sequence[EnvFactory], **options: Any) -> None:
@@ -99,6 +101,8 @@ class ConcurrentEngine(Engine):
         self._num_waiting = 0
         self._watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
         self._death: WorkerDied | None = None
+        self.on_rows: Callable[..., None] = _nothing
+        self.rows.timed[0] = True
 
     # --- rows, for front ends ------------------------------------------------------
 
@@ -341,15 +345,19 @@ class ConcurrentEngine(Engine):
         with self.exclusive():
             return super().recv(*args, **kwargs)
 
-    def step_rows(self, *args: Any, **kwargs: Any) -> None:
+    def step_rows(self, actions: Any, env_ids: Array | None = None, **options: Any) -> None:
         """See `Engine.step_rows`."""
         with self.exclusive():
-            super().step_rows(*args, **kwargs)
+            began = stopwatch()
+            super().step_rows(actions, env_ids, **options)
+            self.on_rows(env_ids, began, is_reset=False)
 
-    def reset_rows(self, *args: Any, **kwargs: Any) -> None:
+    def reset_rows(self, env_ids: Array | None, **options: Any) -> None:
         """See `Engine.reset_rows`."""
         with self.exclusive():
-            super().reset_rows(*args, **kwargs)
+            began = stopwatch()
+            super().reset_rows(env_ids, **options)
+            self.on_rows(env_ids, began, is_reset=True)
 
     def seed(self, *args: Any, **kwargs: Any) -> tuple[list[int], int]:
         """See `Engine.seed`."""
@@ -365,6 +373,10 @@ class ConcurrentEngine(Engine):
         """See `Engine.close`. Whoever waits gets a `ClosedError`."""
         with self.exclusive():
             super().close(timeout)
+
+
+def _nothing(env_ids: Array | None, began: float, *, is_reset: bool) -> None:
+    """Stands in where nobody counts."""
 
 
 def _end_wait(future: asyncio.Future[None]) -> None:

@@ -34,6 +34,7 @@ from shoal.torchrl.pool_children import (
 )
 from shoal.torchrl.pool_requests import Requests
 from shoal.torchrl.pool_rows import ENV_INDEX, EnvIndices, SentRows, as_rows
+from shoal.torchrl.pool_stats import PoolStats
 from shoal.torchrl.pool_verbs import PoolVerbs
 
 if TYPE_CHECKING:
@@ -240,21 +241,26 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
         }
 
     def _open(self, factories: list[Any], more: dict[str, Any]) -> Any:
-        engine = super()._open(factories, more)
+        engine: Any = super()._open(factories, more)
+        stats = PoolStats(self.num_envs, engine.rows.ready_at)
+        engine.on_rows = stats.note_rows
         self.__dict__.update(
-            _requests=Requests(self.num_envs), _sent=SentRows(self.num_envs), _indices=None
+            _requests=Requests(self.num_envs),
+            _sent=SentRows(self.num_envs),
+            _stats=stats,
+            _indices=None,
         )
         return engine
 
     def _set_specs(self) -> None:
         super()._set_specs()
-        state: Composite = self.input_spec["full_state_spec"]
+        state: Composite = self.full_state_spec  # type: ignore[has-type]
         state[ENV_INDEX] = NonTensor(example_data=0, shape=self.batch_size)
         self.full_state_spec = state
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_requests", "_sent", "_indices"):
+        for name in ("_requests", "_sent", "_stats", "_indices"):
             state.pop(name, None)
         return state
 

@@ -64,6 +64,10 @@ class Requests:
         """Returns how many are in flight for anybody."""
         return int(np.count_nonzero(self._open[kind]))
 
+    def count_all(self, kind: int) -> int:
+        """Returns how many are in flight for this, whoever may receive them."""
+        return int(np.count_nonzero(self._kinds == kind))
+
     def check_sent(self, env_ids: Sequence[int], kind: int) -> None:
         """Raises `NoPendingCallError` if one of these envs was not sent for this."""
         for env_id in env_ids:

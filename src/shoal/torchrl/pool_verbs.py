@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
-from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Status
 from shoal.errors import RecvTimeout, SpecError, UsageError
 from shoal.torchrl.pool_requests import RESET, STEP, STEP_AND_RESET, VERBS, wanted_count
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.torchrl.options import BatchOptions
     from shoal.torchrl.pool_requests import Requests
     from shoal.torchrl.pool_rows import EnvIndices, SentRows
+    from shoal.torchrl.pool_stats import PoolStats
     from shoal.torchrl.rows import Rows
 
 __all__ = ["PoolVerbs"]
@@ -46,10 +47,12 @@ class PoolVerbs:
     min_get: int
     stack: str
     num_envs: int
+    is_closed: bool
     batch_size: torch.Size
     _options: BatchOptions
     _requests: Requests
     _sent: SentRows
+    _stats: PoolStats
     _started: Callable[[], Rows]
     _engine_now: Callable[[], ConcurrentEngine]
     _indices_now: Callable[[], EnvIndices]
@@ -124,6 +127,7 @@ class PoolVerbs:
                 f" {list(named)}"
             )
         with engine.lock:
+            began = stopwatch()
             self._requests.check_idle(ids)
             some = self._started().some(ids)
             if kind == RESET:
@@ -140,6 +144,7 @@ class PoolVerbs:
             self._sent.keep(ids, rows)
             private = is_single and env_index is not None if is_private is None else is_private
             self._requests.note(ids, kind, is_private=private)
+            self._stats.note_sent(ids, began)
         return ids, is_single
 
     def _addressed(
@@ -325,7 +330,9 @@ class PoolVerbs:
 
     def _collected(self, kind: int, ids: Array, *, is_single: bool = False) -> Any:
         """Takes ready envs and returns their results."""
+        in_flight = self._requests.count_all(kind)
         self._take(ids)
+        self._stats.note_received(ids, kind, in_flight)
         some = self._started().some(ids)
         before = self._sent.take(ids, torch.Size((len(ids), *self.batch_size[1:])))
         following = None if kind == RESET else self._td(some.stepped())
@@ -346,6 +353,29 @@ class PoolVerbs:
         if self.stack == "lazy" and not isinstance(made, LazyStackedTensorDict):
             made = stack_rows(list(made.unbind(0)), "lazy")
         return self._with_index(made, ids)
+
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """Returns how busy the envs and the caller are, since the start or the last reset.
+
+        Args:
+            reset: count from zero again afterwards.
+
+        Returns:
+            ``steps``, ``resets``, ``items`` (both), ``batches`` and ``elapsed_s``;
+            ``steps_per_s``; ``avg_batch_size``; ``batch_fill_ratio``: what was received of
+            what was in flight then; ``partial_batch_fraction``: receives that left some in
+            flight. In milliseconds: ``avg_env_ms`` with the env, from its send until its
+            result was ready; ``avg_observation_to_batch_ms`` until it was received;
+            ``avg_batch_to_action_ms`` until it was sent again. ``consumer_busy_fraction`` of
+            the time the caller held at least one env. ``slowest_envs``: pairs of env and mean
+            ``avg_env_ms``, slowest first. ``per_env``: lists of ``steps``, ``resets`` and the
+            seconds ``busy_s``, ``dwell_s`` and ``waiting_s`` of the three spans above.
+            Empty if the envs do not run.
+        """
+        if self.is_closed:
+            return {}
+        with self._engine_now().lock:
+            return self._stats.snapshot(reset=reset)
 
     # --- awaitable -------------------------------------------------------------------
 

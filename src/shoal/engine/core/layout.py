@@ -96,6 +96,8 @@ class Arrays:
         engine_asleep: uint8 ``[1]``: the engine is blocked and has to be woken.
         op: uint8 ``[num_envs]``, written by the engine, cleared by the worker.
         status: uint8 ``[num_envs]``, written by the worker, cleared by the engine.
+        timed: uint8 ``[1]``: the engine wants to know when results were ready.
+        ready_at: float64 ``[num_envs]``: when, on the clock that all processes share.
         reward: float64 ``[num_envs]``; terminated, truncated: bool ``[num_envs]``.
         observation: per path ``[num_envs, *shape]``, what the last step returned.
         reset_observation: the same for the last reset: the second set of rows.
@@ -105,6 +107,8 @@ class Arrays:
     engine_asleep: np.ndarray[Any, Any]
     op: np.ndarray[Any, Any]
     status: np.ndarray[Any, Any]
+    timed: np.ndarray[Any, Any]
+    ready_at: np.ndarray[Any, Any]
     reward: np.ndarray[Any, Any]
     terminated: np.ndarray[Any, Any]
     truncated: np.ndarray[Any, Any]
@@ -138,6 +142,8 @@ def plan_layout(spec: EnvSpec, num_envs: int, num_workers: int) -> Layout:
     place("engine_asleep", (1,), np.uint8)
     place("op", (num_envs,), np.uint8)
     place("status", (num_envs,), np.uint8)
+    place("timed", (1,), np.uint8)
+    place("ready_at", (num_envs,), np.float64)
     action = place_leaves("action", spec.action)
     observation = place_leaves("observation", spec.observation)
     place("reward", (num_envs,), np.float64)
@@ -175,6 +181,8 @@ def view_arrays(layout: Layout, memory: Any) -> Arrays:
         engine_asleep=view("engine_asleep"),
         op=view("op"),
         status=view("status"),
+        timed=view("timed"),
+        ready_at=view("ready_at"),
         reward=view("reward"),
         terminated=view("terminated"),
         truncated=view("truncated"),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
+from shoal.engine.core.deadline import stopwatch
 from shoal.engine.core.layout import Arrays, Op, Status
 from shoal.engine.core.merge import builder_from, flattener_to
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, SeedEnvs
@@ -94,6 +95,8 @@ class Host:
         own = slice(first_id, first_id + len(envs))
         self._op = arrays.op[own]
         self._status = arrays.status[own]
+        self._timed: Any = memoryview(arrays.timed)  # type: ignore[arg-type]
+        self._ready_at = arrays.ready_at[own]
         # As a memoryview: takes anything that is a real number and nothing else, at half
         # the price of an array.
         self._rewards: Any = memoryview(arrays.reward[own])  # type: ignore[arg-type]
@@ -161,6 +164,8 @@ class Host:
             if note.failure is not None:
                 special[env_id - self.first_id] = _READY | _FAILED
         whole = indices is self._all
+        if self._timed[0]:
+            self._ready_at[... if whole else indices] = stopwatch()
         if whole:
             self._op.fill(0)
         else:
