@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal import AsyncEnvPool
 from shoal.torchrl.pool_requests import RESET, STEP
@@ -93,3 +95,65 @@ def test_a_running_pool_counts(backend):
         assert {i for i, _ in found["slowest_envs"]} == {0, 1, 2}
         assert pool.stats()["items"] == 0
     assert pool.stats() == {}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 3), min_size=1), st.booleans(), st.booleans()),
+        max_size=60,
+    ),
+    st.integers(1, 7),
+)
+def test_sums_equal_those_of_one_event_at_a_time(calls, every):
+    clock, ready_at = Clock(), np.zeros(4)
+    stats = PoolStats(4, ready_at, clock)
+    spans = {"busy_s": [0.0] * 4, "dwell_s": [0.0] * 4, "waiting_s": [0.0] * 4}
+    sent, received, caller_s, held_since = {}, {}, 0.0, None
+    for number, (named, is_reset, some_fail) in enumerate(calls):
+        clock.now += 1.0
+        idle = sorted(i for i in named if i not in sent)
+        for i in idle:
+            if i in received:
+                spans["waiting_s"][i] += clock.now - received.pop(i)
+            sent[i] = clock.now
+        if held_since is not None and not received:
+            caller_s += clock.now - held_since
+            held_since = None
+        if idle:
+            stats.note_sent(np.asarray(idle), clock.now)
+        if number % every == 0:
+            assert stats.snapshot(reset=False)["per_env"]["waiting_s"] == spans["waiting_s"]
+        back = sorted(sent)[: 1 + number % 3]
+        failed = back[:1] if some_fail else []
+        for i in back:
+            ready_at[i] = clock.now + 0.25
+        clock.now += 1.0
+        came = [i for i in back if i not in failed]
+        for i in back:
+            began = sent.pop(i)
+            if i in came:
+                spans["busy_s"][i] += ready_at[i] - began
+                spans["dwell_s"][i] += clock.now - ready_at[i]
+                received[i] = clock.now
+        if came:
+            held_since = clock.now if held_since is None else held_since
+            stats.note_received(np.asarray(came), RESET if is_reset else STEP, len(came))
+    if held_since is not None:
+        caller_s += clock.now - held_since
+    found = stats.snapshot(reset=False)
+    elapsed_s = clock.now - 100.0
+    assert {name: found["per_env"][name] for name in spans} == spans
+    assert found["consumer_busy_fraction"] == (caller_s / elapsed_s if elapsed_s else 0.0)
+
+
+def test_a_long_log_is_summed_up_on_the_way(clock):
+    ready_at = np.zeros(2)
+    stats = PoolStats(2, ready_at, clock)
+    for _ in range(10_000):
+        stats.note_sent(ids(0), clock.now)
+        ready_at[0] = clock.now + 1
+        clock.now += 2.0
+        stats.note_received(ids(0), STEP, 1)
+    found = stats.snapshot(reset=False)
+    assert found["per_env"]["steps"] == [10_000, 0]
+    assert found["per_env"]["busy_s"] == [10_000.0, 0.0]
