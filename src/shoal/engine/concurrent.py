@@ -16,6 +16,7 @@ import contextlib
 import os
 import threading
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -47,13 +48,25 @@ class _Waiter:
 
     Attributes:
         is_ready: whether there is something for it; called with the lock held.
+        env_id: the only env that it waits for, if so.
         future: ends its wait.
-        thread_id: where its loop runs.
+        loop: where it runs.
+        thread_id: where that runs.
     """
 
     is_ready: Callable[[], bool]
+    env_id: int | None
     future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
     thread_id: int
+
+    def tell(self) -> None:
+        """Ends the wait; from any thread."""
+        if self.thread_id == threading.get_ident():
+            _end_wait(self.future)
+        else:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                self.loop.call_soon_threadsafe(_end_wait, self.future)
 
 
 class _Watch:
@@ -61,7 +74,7 @@ class _Watch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fds: Sequence[int]) -> None:
         self.loop = loop
-        self.waiters: list[_Waiter] = []
+        self.num_waiters = 0
         # Descriptors of our own: those of a backend that was closed meanwhile may
         # already be somebody else's.
         self.fds = [os.dup(fd) for fd in fds]
@@ -100,6 +113,10 @@ class ConcurrentEngine(Engine):
         self._is_up.set()
         self._num_waiting = 0
         self._watches: dict[asyncio.AbstractEventLoop, _Watch] = {}
+        self._waiters: set[_Waiter] = set()
+        # Those of a single env by its id: with a coroutine per env, looking at all of them
+        # for each result would take longer than the steps.
+        self._waiters_of: dict[int, set[_Waiter]] = {}
         self._death: WorkerDied | None = None
         self.on_rows: Callable[..., None] = _nothing
         self.rows.timed[0] = True
@@ -211,6 +228,8 @@ class ConcurrentEngine(Engine):
         pick: Callable[[], T | None],
         is_ready: Callable[[], bool],
         timeout: float | None,
+        *,
+        env_id: int | None = None,
     ) -> T | None:
         """Does what `wait` does, and lets the event loop run meanwhile.
 
@@ -219,6 +238,7 @@ class ConcurrentEngine(Engine):
                 cancelled takes nothing with it.
             is_ready: whether ``pick`` would find something.
             timeout: seconds; ``None`` for no limit.
+            env_id: the only env whose result can make it ready, if there is only one.
 
         Raises: as `wait`.
         """
@@ -227,42 +247,49 @@ class ConcurrentEngine(Engine):
             if (found := self._look(pick)) is not None:
                 return found
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(is_ready, loop.create_future(), threading.get_ident())
-        watch = self._join(loop, waiter)
+        future = loop.create_future()
+        waiter = _Waiter(is_ready, env_id, future, loop, threading.get_ident())
+        watch = self._join(waiter)
+        # A bit later than that: a timer may go off a moment before its time.
+        alarm = None if timeout is None else loop.call_later(deadline.left_s() + 1e-3, waiter.tell)
         try:
             while True:
                 with self.lock:
                     self._backend.arm(self._driver.state is EngineState.OPEN)
-                    if (found := self._look(pick)) is not None:
+                    if (found := self._look(pick)) is not None or deadline.expired():
                         return found
                     waiter.future = loop.create_future()
-                left = None if timeout is None else deadline.left_s()
-                try:
-                    await asyncio.wait_for(waiter.future, left)
-                except TimeoutError:
-                    with self.lock:
-                        return self._look(pick)
+                await waiter.future
         finally:
+            if alarm is not None:
+                alarm.cancel()
             self._leave(watch, waiter)
 
-    def _join(self, loop: asyncio.AbstractEventLoop, waiter: _Waiter) -> _Watch:
+    def _join(self, waiter: _Waiter) -> _Watch:
         with self.lock:
-            watch = self._watches.get(loop)
+            watch = self._watches.get(waiter.loop)
             if watch is None:
-                watch = self._watches[loop] = _Watch(loop, self._backend.wake_fds())
+                watch = self._watches[waiter.loop] = _Watch(waiter.loop, self._backend.wake_fds())
                 watch.start(self._on_noise)
-            watch.waiters.append(waiter)
+            watch.num_waiters += 1
+            self._group_of(waiter).add(waiter)
             self._num_waiting += 1
             return watch
 
     def _leave(self, watch: _Watch, waiter: _Waiter) -> None:
         with self.lock:
-            watch.waiters.remove(waiter)
+            self._group_of(waiter).remove(waiter)
             self._num_waiting -= 1
             self._rest()
-            if not watch.waiters:
+            watch.num_waiters -= 1
+            if not watch.num_waiters:
                 del self._watches[watch.loop]
                 watch.stop()
+
+    def _group_of(self, waiter: _Waiter) -> set[_Waiter]:
+        if waiter.env_id is None:
+            return self._waiters
+        return self._waiters_of.setdefault(waiter.env_id, set())
 
     def _on_noise(self) -> None:
         """Called by an event loop when the backend has made a noise."""
@@ -299,16 +326,19 @@ class ConcurrentEngine(Engine):
     def _settle(self) -> None:
         """Tells everybody for whom there is something."""
         self._told.notify_all()
-        over = self._death is not None or self._driver.state is not EngineState.OPEN
-        for watch in self._watches.values():
-            for waiter in watch.waiters:
-                if waiter.future.done() or not (over or waiter.is_ready()):
-                    continue
-                if waiter.thread_id == threading.get_ident():
-                    waiter.future.set_result(None)
-                else:
-                    with contextlib.suppress(RuntimeError):  # its loop has ended
-                        watch.loop.call_soon_threadsafe(_end_wait, waiter.future)
+        if not self._watches:
+            return
+        if self._death is not None or self._driver.state is not EngineState.OPEN:
+            for waiter in (*self._waiters, *chain(*self._waiters_of.values())):
+                waiter.tell()
+            return
+        for env_id in (self.in_flight & (self.rows.status != 0)).nonzero()[0].tolist():
+            for waiter in self._waiters_of.get(env_id, ()):
+                if not waiter.future.done():
+                    waiter.tell()
+        for waiter in self._waiters:
+            if not waiter.future.done() and waiter.is_ready():
+                waiter.tell()
 
     def _settle_at_once(self) -> None:
         # Where sending is doing, nobody will make a noise later.

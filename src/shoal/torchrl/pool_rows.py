@@ -5,7 +5,6 @@ Knows TensorDicts. Does not know envs or the engine.
 
 from __future__ import annotations
 
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from shoal.torchrl.roots import carry_over, set_entry
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ENV_INDEX", "EnvIndices", "SentRows", "as_rows", "joined", "stack_rows"]
+__all__ = ["ENV_INDEX", "EnvIndices", "SentRows", "as_rows", "first_row", "joined", "stack_rows"]
 
 Array = np.ndarray[Any, Any]
 ENV_INDEX = "env_index"
@@ -48,49 +47,55 @@ _PLAIN_DTYPES = frozenset(
 class EnvIndices:
     """The ``env_index`` entries of a pool: one Python integer per row.
 
-    TorchRL's way of making such an entry takes longer than a step of a cheap env; so the
-    integers are made once, and an entry remembers what it says.
+    TorchRL's way of making such an entry takes longer than a step of a cheap env; so what
+    is the same in all of them is made once. Each entry is still the caller's own: it may be
+    locked, changed and shared without touching another.
     """
 
     def __init__(self, batch_sizes: Sequence[torch.Size]) -> None:
-        """Makes the integers.
+        """Makes what entries are made of.
 
         Args:
             batch_sizes: of each env.
         """
-        self._items = [
-            NonTensorData(i, batch_size=size) if size else NonTensorData(i)
-            for i, size in enumerate(batch_sizes)
-        ]
+        self._parts = [_parts_of(i, size) for i, size in enumerate(batch_sizes)]
         self._prototypes: dict[int, dict[str, Any]] = {}
 
     def one(self, env_id: int) -> NonTensorData:
-        """Returns the entry of a single row."""
-        return self._items[env_id]
+        """Returns the entry of a single row; a new one."""
+        inner, data = self._parts[env_id]
+        tensordict = TensorDict.__new__(TensorDict)
+        tensordict.__dict__.update(inner, _tensordict={})
+        entry = NonTensorData.__new__(NonTensorData)
+        entry.__dict__.update(
+            _tensordict=tensordict, _non_tensordict=data.copy(), _is_initialized=True
+        )
+        return entry
 
     def of(self, env_ids: Array) -> NonTensorStack:
-        """Returns the entry of several rows; a new one, which is the caller's."""
-        ids = env_ids.tolist()
-        items = [self._items[i] for i in ids]
-        members = self._prototypes.get(len(ids))
+        """Returns the entry of several rows; a new one."""
+        items = list(map(self.one, env_ids.tolist()))
+        members = self._prototypes.get(len(items))
         if members is None:
-            members = self._prototypes[len(ids)] = dict(NonTensorStack(*items).__dict__)
+            members = self._prototypes[len(items)] = dict(NonTensorStack(*items).__dict__)
         entry = NonTensorStack.__new__(NonTensorStack)
-        entry.__dict__.update(members, tensordicts=items, _shoal_env_ids=env_ids)
+        entry.__dict__.update(members, tensordicts=items)
         return entry
 
     def read(self, entry: Any) -> Any:
         """Returns what an entry says: integers, perhaps nested in lists."""
         if type(entry) is NonTensorStack:
-            known = entry.__dict__.get("_shoal_env_ids")
-            # One that was changed since does not hold the same items.
-            if known is not None and len(known) == len(entry.tensordicts):
-                items = self._items
-                if all(map(is_, entry.tensordicts, [items[i] for i in known.tolist()])):
-                    return known
+            items = entry.tensordicts
+            if all(type(item) is NonTensorData for item in items):
+                return [item.__dict__["_non_tensordict"]["data"] for item in items]
         if isinstance(entry, NonTensorData):
             return entry.data
         return entry.tolist() if hasattr(entry, "tolist") else entry
+
+
+def _parts_of(env_id: int, batch_size: torch.Size) -> tuple[dict[str, Any], dict[str, Any]]:
+    whole = NonTensorData(env_id, batch_size=batch_size).__dict__
+    return dict(whole["_tensordict"].__dict__), dict(whole["_non_tensordict"])
 
 
 class SentRows:
@@ -194,6 +199,21 @@ def _is_plain(value: Any) -> bool:
 
 def _without_private(row: TensorDictBase) -> TensorDictBase:
     return row.exclude(*[key for key in _NOT_KEPT if key in row.keys()])  # noqa: SIM118
+
+
+def first_row(batch: TensorDictBase) -> TensorDictBase:
+    """Returns the first row of a batch; quicker than by an index where it can be."""
+    if type(batch) is TensorDict:
+        entries = {}
+        for key, value in batch._tensordict.items():
+            if type(value) is torch.Tensor:
+                entries[key] = value[0]
+            elif type(value) is TensorDict:
+                entries[key] = first_row(value)
+            else:
+                return batch[0]
+        return TensorDict._new_unsafe(entries, batch_size=batch.batch_size[1:])
+    return batch[0]
 
 
 def as_rows(tensordict: TensorDictBase) -> list[TensorDictBase]:

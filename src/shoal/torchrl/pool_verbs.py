@@ -16,7 +16,7 @@ from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Status
 from shoal.errors import RecvTimeout, SpecError, UsageError
 from shoal.torchrl.pool_requests import RESET, STEP, STEP_AND_RESET, VERBS, wanted_count
-from shoal.torchrl.pool_rows import ENV_INDEX, joined, stack_rows
+from shoal.torchrl.pool_rows import ENV_INDEX, first_row, joined, stack_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -348,7 +348,7 @@ class PoolVerbs:
 
     def _finished(self, made: TensorDictBase, ids: Array, *, is_single: bool) -> TensorDictBase:
         if is_single:
-            row: TensorDictBase = made[0]
+            row = first_row(made)
             return row.set(ENV_INDEX, self._indices_now().one(int(ids[0])))
         if self.stack == "lazy" and not isinstance(made, LazyStackedTensorDict):
             made = stack_rows(list(made.unbind(0)), "lazy")
@@ -497,7 +497,8 @@ class PoolVerbs:
             pick, is_ready = self._pick_ready(
                 kind, min_get, max_get, timeout, Deadline.after(limit)
             )
-        found = await engine.wait_async(pick, is_ready, limit)
+        only = int(env_index) if isinstance(env_index, int | np.integer) else None
+        found = await engine.wait_async(pick, is_ready, limit, env_id=only)
         if found is None:
             raise self._timed_out(kind, env_index, Deadline.after(limit).timeout_s)
         return found
