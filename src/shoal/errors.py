@@ -16,7 +16,7 @@ one sentence of facts, one of likely cause, one of next step:
       StartError            a worker could not build its environments
         StartTimeout        ... in time (also a TimeoutError)
       BrokenError           the engine cannot go on; close it
-        WorkerDied          a worker process has ended
+        WorkerDied          what held envs has ended: a process, a thread or a loop
       RecvTimeout           nothing was ready in time; nothing has changed
 """
 
@@ -204,7 +204,17 @@ class StartError(ShoalError):
 
 
 class StartTimeout(TimeoutError, StartError):
-    """The environments were not built in time; nothing was started."""
+    """The environments were not built in time; nothing was started.
+
+    Attributes:
+        env_id: the first env that was not ready, if it is known.
+    """
+
+    __reduce__ = ShoalError.__reduce__  # OSError's own comes first otherwise
+
+    def __init__(self, text: str, *, env_id: int | None = None, worker_traceback: str = "") -> None:
+        # A constructor of its own: OSError's takes no keywords.
+        StartError.__init__(self, text, env_id=env_id, worker_traceback=worker_traceback)
 
 
 class BrokenError(ShoalError):
@@ -212,13 +222,14 @@ class BrokenError(ShoalError):
 
 
 class WorkerDied(BrokenError):
-    """A worker process has ended by itself or was killed.
+    """A worker has ended by itself or was killed.
 
     Attributes:
         worker_id: the number of the worker.
         env_ids: the envs that it held.
         exitcode: its exit code; negative for a signal, as in ``subprocess``; ``None``
-            if it could not be learned.
+            if it could not be learned. Of a thread: the code of the exit that was raised
+            there.
         during: the operation under way, or ``"idle"``.
         batch: results of envs that had finished before, or ``None``.
         failures: one ``EnvError`` per env that had raised before, in env order.
@@ -231,7 +242,17 @@ class WorkerDied(BrokenError):
         env_ids: Sequence[int],
         exitcode: int | None,
         during: str,
+        kind: str = "process",
     ) -> None:
+        """Words the error.
+
+        Args:
+            worker_id: see the class.
+            env_ids: see the class.
+            exitcode: see the class.
+            during: see the class.
+            kind: what the worker was: ``"process"``, ``"thread"`` or ``"loop"``.
+        """
         self.worker_id = worker_id
         self.env_ids = tuple(env_ids)
         self.exitcode = exitcode
@@ -240,8 +261,9 @@ class WorkerDied(BrokenError):
         self.failures: tuple[EnvError, ...] = ()
         envs = ", ".join(map(str, self.env_ids[:8])) + (", ..." if len(self.env_ids) > 8 else "")
         super().__init__(
-            f"Worker {worker_id} (envs {envs}) {describe_exit(exitcode)} during {during}."
-            f" {_likely_cause(exitcode)} The engine is broken: close it and open a new one."
+            f"{_NAMES[kind].format(worker_id)} (envs {envs}) {describe_exit(exitcode)} during"
+            f" {during}. {_likely_cause(exitcode, kind)} The engine is broken: close it and open a"
+            " new one."
         )
 
 
@@ -281,7 +303,16 @@ def describe_exit(exitcode: int | None) -> str:
     return f"was killed by {name}"
 
 
-def _likely_cause(exitcode: int | None) -> str:
+_NAMES = {
+    "process": "Worker {}",
+    "thread": "The thread of env {}",
+    "loop": "The event loop of the envs",
+}
+
+
+def _likely_cause(exitcode: int | None, kind: str) -> str:
+    if kind != "process":
+        return "An environment raised what ends a process, such as SystemExit; see the cause."
     match exitcode:
         case -9:
             return "Often the machine ran out of memory."

@@ -34,8 +34,10 @@ def _examples():
         EnvError(env_id=0, during="step", cause_text="x"),
         StartError("f", env_id=1, worker_traceback="T"),
         StartTimeout("g"),
+        StartTimeout("g", env_id=4),
         errors.BrokenError("g"),
         WorkerDied(worker_id=1, env_ids=(2, 3), exitcode=-9, during="step"),
+        WorkerDied(worker_id=1, env_ids=(1,), exitcode=7, during="step", kind="thread"),
         RecvTimeout(waiting_for=(1, 2), timeout=0.5, during="step"),
     ]
 

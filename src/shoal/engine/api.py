@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.engine.backends.base import Backend
     from shoal.engine.batch import Batch
     from shoal.engine.core.layout import Arrays
-    from shoal.engine.env import EnvFactory
+    from shoal.engine.env import AsyncEnvFactory, EnvFactory
     from shoal.engine.gather import Gatherer
     from shoal.engine.spec import EnvSpec
 
@@ -64,12 +64,15 @@ class Engine:
         (4, 4)
     """
 
-    def __init__(self, factories: Sequence[EnvFactory], **options: Any) -> None:
+    def __init__(
+        self, factories: Sequence[EnvFactory] | Sequence[AsyncEnvFactory], **options: Any
+    ) -> None:
         """Builds the envs and waits until they stand.
 
         Args:
             factories: one per env; each is called in the worker that holds the env and
-                returns an object with the members of `shoal.engine.Env`.
+                returns an object with the members of `shoal.engine.Env`, or of
+                `shoal.engine.AsyncEnv` for the backend of coroutines.
             **options: the fields of `EngineConfig`.
 
         Raises:
@@ -79,11 +82,11 @@ class Engine:
             StartTimeout: they did not stand within ``start_timeout``.
         """
         self.config = EngineConfig.of(options)
-        factories = list(factories)
-        self.num_envs = len(factories)
-        if not factories or not all(map(callable, factories)):
+        given: list[Any] = list(factories)
+        self.num_envs = len(given)
+        if not given or not all(map(callable, given)):
             raise UsageError("an engine needs one callable per env, and at least one env")
-        self._backend: Backend = open_backend(factories, self.config)
+        self._backend: Backend = open_backend(given, self.config)
         self.spec: EnvSpec = self._backend.spec
         self._driver = Driver(
             self._backend,
@@ -421,6 +424,11 @@ class Engine:
             answers = self._backend.call(commands, deadline)
         except BrokenError:
             self._driver.state = EngineState.BROKEN
+            raise
+        except Exception:
+            raise  # nothing was sent, or the answers that come later are dropped
+        except BaseException:
+            self._driver.note_interrupt()
             raise
         failures = [failure for answer in answers for failure in answer.failures]
         if failures:

@@ -40,6 +40,7 @@ _STEP, _AUTORESET = int(Op.STEP), int(Op.STEP_AUTORESET)
 # A Ctrl-C that comes just before the system call does not end it; so it is noticed soon.
 _LONGEST_WAIT_S = 1.0
 _NOW = 0.0
+_CLOSED_MEANWHILE = "the envs were closed while somebody waited for them"
 
 
 @dataclass(eq=False, slots=True)
@@ -62,10 +63,10 @@ class _Waiter:
 
     def tell(self) -> None:
         """Ends the wait; from any thread."""
-        if self.thread_id == threading.get_ident():
-            _end_wait(self.future)
-        else:
-            with contextlib.suppress(RuntimeError):  # its loop has ended
+        with contextlib.suppress(RuntimeError):  # its loop has ended
+            if self.thread_id == threading.get_ident():
+                _end_wait(self.future)
+            else:
                 self.loop.call_soon_threadsafe(_end_wait, self.future)
 
 
@@ -139,6 +140,7 @@ class ConcurrentEngine(Engine):
             driver.check_no_reset("send")
             driver.slots.check_idle(env_ids, "send")
             driver.start_step(actions, env_ids, _AUTORESET if autoreset else _STEP)
+            driver.is_claimed[... if env_ids is None else env_ids] = True
             self._settle_at_once()
 
     def send_resets(
@@ -158,6 +160,10 @@ class ConcurrentEngine(Engine):
             driver.check_no_reset("send")
             driver.slots.check_idle(env_ids, "send")
             driver.start_resets(env_ids, seeds, kwargs)
+            driver.is_claimed[env_ids] = True
+            if self._num_waiting and self.rows.status[env_ids].any():
+                # Prepared ahead: nobody makes a noise for these.
+                self._backend.poke()
             self._settle_at_once()
 
     def take(self, env_ids: Array) -> None:
@@ -167,7 +173,11 @@ class ConcurrentEngine(Engine):
             EnvError: some of them raised. All of them are idle then.
         """
         driver = self._driver
-        if failures := driver.take(env_ids, foretells=False):
+        driver.is_claimed[env_ids] = False
+        failures = driver.take(env_ids, foretells=False)
+        if self._watches:
+            self._tell_others(env_ids)
+        if failures:
             raise driver.failure(env_ids, failures, after_reset=False)
 
     # --- waiting -------------------------------------------------------------------
@@ -219,6 +229,7 @@ class ConcurrentEngine(Engine):
                 self.lock.acquire()
             self._hear(news)
         finally:
+            self._is_up.set()  # also where an interrupt came before the doze
             self._has_dozer = False
             self._told.notify_all()
         return None
@@ -255,7 +266,8 @@ class ConcurrentEngine(Engine):
         try:
             while True:
                 with self.lock:
-                    self._backend.arm(self._driver.state is EngineState.OPEN)
+                    if self._driver.state is EngineState.OPEN:
+                        self._backend.arm(True)
                     if (found := self._look(pick)) is not None or deadline.expired():
                         return found
                     waiter.future = loop.create_future()
@@ -267,6 +279,8 @@ class ConcurrentEngine(Engine):
 
     def _join(self, waiter: _Waiter) -> _Watch:
         with self.lock:
+            if self._driver.state is EngineState.CLOSED:
+                raise ClosedError(_CLOSED_MEANWHILE)
             watch = self._watches.get(waiter.loop)
             if watch is None:
                 watch = self._watches[waiter.loop] = _Watch(waiter.loop, self._backend.wake_fds())
@@ -305,7 +319,7 @@ class ConcurrentEngine(Engine):
 
     def _look(self, pick: Callable[[], T | None]) -> T | None:
         if self._driver.state is EngineState.CLOSED:
-            raise ClosedError("the envs were closed while somebody waited for them")
+            raise ClosedError(_CLOSED_MEANWHILE)
         found = pick()
         if found is None and self.is_broken:
             if self._death is None:
@@ -340,6 +354,16 @@ class ConcurrentEngine(Engine):
             if not waiter.future.done() and waiter.is_ready():
                 waiter.tell()
 
+    def _tell_others(self, env_ids: Array) -> None:
+        """Tells coroutines that wait for envs which somebody else has taken."""
+        for env_id in env_ids.tolist() if self._waiters_of else ():
+            for waiter in self._waiters_of.get(env_id, ()):
+                if not waiter.future.done():
+                    waiter.tell()
+        for waiter in self._waiters:
+            if not waiter.future.done() and waiter.is_ready():
+                waiter.tell()
+
     def _settle_at_once(self) -> None:
         # Where sending is doing, nobody will make a noise later.
         if self._num_waiting and not self._backend.wake_fds():
@@ -350,6 +374,11 @@ class ConcurrentEngine(Engine):
             self._backend.arm(False)
 
     # --- the engine's own verbs ----------------------------------------------------
+
+    def check_open(self, verb: str) -> None:
+        """Raises `ClosedError` if the engine was closed. Called with the lock held."""
+        if self._driver.state is EngineState.CLOSED:
+            raise ClosedError(f"cannot {verb}: the envs were closed meanwhile")
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

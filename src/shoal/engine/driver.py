@@ -49,6 +49,8 @@ class Driver:
         state: open, broken or closed.
         slots: which envs are in flight.
         gather: builds batches, and knows where present observations lie.
+        is_claimed: bool ``[num_envs]``: who is in flight for somebody that an interrupt of
+            another's call does not concern. Kept by an engine that several may use.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Driver:
         self._unfinished: tuple[Any, Any] | None = None
         # An interrupt came while rows were in flight: their results belong to nobody.
         self._interrupted = False
+        self.is_claimed = np.zeros(num_envs, np.bool_)
 
     # --- before a call -------------------------------------------------------------
 
@@ -87,7 +90,7 @@ class Driver:
             self.drop_in_flight(deadline)
 
     def drop_in_flight(self, deadline: Deadline) -> None:
-        """Waits for everything in flight and drops the results.
+        """Waits for everything in flight and drops the results that nobody claims.
 
         Raises:
             RecvTimeout: they did not come in time; the next call tries again.
@@ -96,9 +99,25 @@ class Driver:
         # Nobody knows how far the interrupted call came; asking again is harmless.
         self.backend.resubmit(deadline)
         self._wait(self.backend.all_done, deadline, "finish what was interrupted", for_all=True)
-        self._take_rows(np.flatnonzero(self.slots.in_flight))
-        self.slots.take_back(None)  # the count may have been interrupted, too
+        self._take_rows(np.flatnonzero(self.slots.in_flight & ~self.is_claimed))
+        self.slots.recount()  # that may have been interrupted, too
         self._interrupted = False
+
+    def drop_unfinished(self, deadline: Deadline) -> None:
+        """Waits for the synchronous call that ran out of time, and drops its results.
+
+        Raises:
+            RecvTimeout: they did not come in time either.
+        """
+        assert self._unfinished is not None
+        ids, status = self._unfinished[1], self.arrays.status
+        where: Any = slice(None) if ids is None else ids
+        self._wait(lambda: bool(status[where].all()), deadline, "finish what was interrupted")
+        self._take_rows(ids)
+
+    def note_interrupt(self) -> None:
+        """Notes that a message to a worker was cut off; the next call sends its rest."""
+        self._interrupted = True
 
     # --- steps ---------------------------------------------------------------------
 
@@ -217,14 +236,17 @@ class Driver:
             started = self._unfinished[1]
         else:
             if self._unfinished is not None:
-                self.drop_in_flight(deadline)
+                self.drop_unfinished(deadline)
             self.slots.check_idle(ids, "reset")
         try:
             if started is None:
                 started = self._start_reset(ids, seeds, kwargs)
             if not len(started):
                 return []
-            self._wait(lambda: bool(self.arrays.status[started].all()), deadline, "reset")
+            # Others that are in flight need not be ready then.
+            alone = len(started) == self.slots.num_in_flight
+            status = self.arrays.status
+            self._wait(lambda: bool(status[started].all()), deadline, "reset", for_all=alone)
             return self.take(started)
         except RecvTimeout:
             self._unfinished = (call, started)
@@ -366,7 +388,8 @@ class Driver:
             raise
 
     def _take_rows(self, ids: Array | None, *, foretells: bool = False) -> list[EnvFailure]:
-        self._unfinished = None
+        if self._unfinished is not None and self._concerns_unfinished(ids):
+            self._unfinished = None
         failures: list[EnvFailure] = []
         if self.backend.has_notes():
             notes = self.backend.take_notes()
@@ -393,6 +416,11 @@ class Driver:
         for op in np.unique(ops):
             self._note_result(every[ops == op], int(op), foretells=foretells)
         return failures
+
+    def _concerns_unfinished(self, ids: Array | None) -> bool:
+        assert self._unfinished is not None
+        others = self._unfinished[1]
+        return ids is None or others is None or bool(np.isin(ids, others).any())
 
     def _note_result(self, ids: Array | None, op: int, *, foretells: bool) -> None:
         """Notes what the results of one op mean for the next call."""

@@ -96,7 +96,8 @@ class CoroutineBackend:
             ids = ", ".join(map(str, waiting[:8])) + (", ..." if len(waiting) > 8 else "")
             raise StartTimeout(
                 f"Envs {ids} were not built within {deadline.timeout_s:g} s. One of them may"
-                " block the event loop. Allow more with start_timeout."
+                " block the event loop. Allow more with start_timeout.",
+                env_id=waiting[0] if waiting else None,
             )
         if tasks.death is not None:
             exc = tasks.death[0]
@@ -176,6 +177,7 @@ class CoroutineBackend:
                 env_ids=range(self._num_envs),
                 exitcode=_exitcode_of(exc),
                 during=during,
+                kind="loop",
             ) from exc
 
     def wake_fds(self) -> Sequence[int]:

@@ -183,7 +183,8 @@ class Crew:
                 missing = [w.worker_id for w in self.workers if w.worker_id not in replies]
                 raise StartTimeout(
                     f"Workers {missing} were not ready within {deadline.timeout_s:g} s."
-                    " Allow more with start_timeout."
+                    " Allow more with start_timeout.",
+                    env_id=self.workers[missing[0]].env_ids.start if missing else None,
                 )
             for worker in self.workers:
                 if worker.has_ended and worker.worker_id not in replies:

@@ -136,7 +136,8 @@ class ThreadBackend:
         if missing := [env_id for env_id in self._crew.env_ids if env_id not in good]:
             raise StartTimeout(
                 f"Envs {missing} were not ready within {deadline.timeout_s:g} s."
-                " Allow more with start_timeout."
+                " Allow more with start_timeout.",
+                env_id=missing[0],
             )
         return good
 
@@ -217,6 +218,7 @@ class ThreadBackend:
             env_ids=(death.env_id,),
             exitcode=death.exitcode,
             during=self._during,
+            kind="thread",
         )
         error.add_note(f"In the env's thread:\n{death.traceback.rstrip()}")
         error.__cause__ = death.cause

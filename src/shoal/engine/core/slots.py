@@ -83,3 +83,7 @@ class SlotTable:
         else:
             self.in_flight[env_ids] = False
             self.num_in_flight -= len(env_ids)
+
+    def recount(self) -> None:
+        """Counts anew: an interrupt may have come between a mark and the count."""
+        self.num_in_flight = int(np.count_nonzero(self.in_flight))

@@ -277,8 +277,8 @@ class Host:
             self._finished.append(i)
 
     def _reset_finished(self, i: int, *, guessed: bool) -> None:
-        self.begin_reset_ahead(i, guessed=guessed)
         try:
+            self.begin_reset_ahead(i, guessed=guessed)
             self.finish_reset(i, self._resets[i](), is_ahead=True)
         except Exception as exc:  # noqa: BLE001 - border: foreign code
             # A guess that fails was never made: the reset that may come will fail too.
@@ -302,8 +302,8 @@ class Host:
         ``undo_prepared`` they are put back, so that this one draws what it would have
         drawn without it.
         """
-        kwargs = self.begin_reset(i, seed, kwargs, undo_prepared=undo_prepared)
         try:
+            kwargs = self.begin_reset(i, seed, kwargs, undo_prepared=undo_prepared)
             self.finish_reset(i, self._resets[i](**kwargs))
         except Exception as exc:  # noqa: BLE001 - border: foreign code
             self._note_failure(i, "reset", exc)
