@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import threading
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -136,9 +137,7 @@ class ConcurrentEngine(Engine):
         """
         with self.lock:
             driver = self._driver
-            driver.check_usable("send", self._deadline(self.config.timeout))
-            driver.check_no_reset("send")
-            driver.slots.check_idle(env_ids, "send")
+            self._check_sendable(env_ids)
             driver.start_step(actions, env_ids, _AUTORESET if autoreset else _STEP)
             driver.is_claimed[... if env_ids is None else env_ids] = True
             self._settle_at_once()
@@ -156,15 +155,21 @@ class ConcurrentEngine(Engine):
         """
         with self.lock:
             driver = self._driver
-            driver.check_usable("send", self._deadline(self.config.timeout))
-            driver.check_no_reset("send")
-            driver.slots.check_idle(env_ids, "send")
+            self._check_sendable(env_ids)
             driver.start_resets(env_ids, seeds, kwargs)
             driver.is_claimed[env_ids] = True
             if self._num_waiting and self.rows.status[env_ids].any():
                 # Prepared ahead: nobody makes a noise for these.
                 self._backend.poke()
             self._settle_at_once()
+
+    def _check_sendable(self, env_ids: Array | None) -> None:
+        driver = self._driver
+        if self.is_broken:
+            self._raise_broken()
+        driver.check_usable("send", self._deadline(self.config.timeout))
+        driver.check_no_reset("send")
+        driver.slots.check_idle(env_ids, "send")
 
     def take(self, env_ids: Array) -> None:
         """Takes back envs that are ready; the results stay in `rows` until they are sent.
@@ -322,10 +327,16 @@ class ConcurrentEngine(Engine):
             raise ClosedError(_CLOSED_MEANWHILE)
         found = pick()
         if found is None and self.is_broken:
-            if self._death is None:
-                self._hear([])  # it was noticed by another verb
-            raise self._death or BrokenError("a worker has died; close the engine")
+            self._raise_broken()
         return found
+
+    def _raise_broken(self) -> NoReturn:
+        if self._death is None:
+            self._hear([])  # it was noticed by another verb
+        if self._death is None:
+            raise BrokenError("the engine is broken, as an earlier error said: close it")
+        # One for each who asks: a traceback belongs to one thread.
+        raise copy.copy(self._death) from self._death.__cause__
 
     def _hear(self, news: list[int]) -> None:
         if self._driver.state is EngineState.CLOSED:

@@ -9,6 +9,9 @@ are those of the batched envs; the others hand rows over and take ready ones bac
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -32,13 +35,14 @@ from shoal.torchrl.pool_children import (
     share_spaces,
     wrapping_factories,
 )
+from shoal.torchrl.pool_index import ENV_INDEX, EnvIndices
 from shoal.torchrl.pool_requests import Requests
-from shoal.torchrl.pool_rows import ENV_INDEX, EnvIndices, SentRows, as_rows
+from shoal.torchrl.pool_rows import SentRows, as_rows
 from shoal.torchrl.pool_stats import PoolStats
 from shoal.torchrl.pool_verbs import PoolVerbs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torchrl.envs import EnvBase
 
@@ -59,14 +63,18 @@ class PoolMeta(BatchedMeta):
     """Lets ``AsyncEnvPool(..., backend=...)`` be the pool of that backend."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if "backend_name" in cls.__dict__:
+        if hasattr(cls, "backend_name"):
             return super().__call__(*args, **kwargs)
-        name = kwargs.get("backend", "threading")
-        for pool in cls.__subclasses__():
-            if pool.__dict__.get("backend_name") == name:
-                return pool(*args, **kwargs)
-        names = [pool.__dict__["backend_name"] for pool in cls.__subclasses__()]
-        raise NotImplementedError(f"backend is one of {', '.join(sorted(names))}; not {name!r}")
+        name = kwargs.get("backend") or "threading"
+        if name not in _POOLS:
+            raise NotImplementedError(
+                f"backend is one of {', '.join(sorted(_POOLS))}; not {name!r}"
+            )
+        pool = _POOLS[name]
+        if cls is not AsyncEnvPool:
+            # A subclass that leaves the backend open gets the members of that one's pool.
+            return type(cls.__name__, (cls, pool), {"__module__": cls.__module__})(*args, **kwargs)
+        return pool(*args, **kwargs)
 
 
 class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
@@ -172,6 +180,8 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
         if callable(masks):
             masks = [masks(number) for number in range(num_processes)]
         self._affinity = masks
+        self._start_lock = threading.RLock()
+        self.exchange = exchange or "auto"
         self._lazy_start = lazy_start
         self._env_threads = env_threads
         self.min_get = 1
@@ -260,9 +270,51 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_requests", "_sent", "_stats", "_indices"):
+        for name in ("_requests", "_sent", "_stats", "_indices", "_start_lock"):
             state.pop(name, None)
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__["_start_lock"] = threading.RLock()
+
+    # --- its life, with several threads around -----------------------------------------
+
+    def _running(self) -> Any:
+        engine = self.__dict__["_engine"]
+        if engine is not None:
+            return engine
+        with self._start_lock:  # two threads shall not start it twice
+            return super()._running()
+
+    def _started(self) -> Any:
+        rows = self.__dict__["_rows"]
+        if rows is not None and self.__dict__["_owner"] is None:
+            return rows
+        with self._start_lock:
+            return super()._started()
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Ends all envs, also while others wait for them: these get a `ClosedError`.
+
+        Results that nobody has received are lost. The next reset starts new envs.
+
+        Raises:
+            RuntimeError: it is closed already, and ``raise_if_closed`` is true.
+        """
+        engine = self.__dict__["_engine"]
+        if engine is None:
+            super().close(raise_if_closed=raise_if_closed)
+            return
+        with engine.exclusive():  # who is in the middle of a verb shall not start others
+            super().close(raise_if_closed=raise_if_closed)
+
+    @contextlib.contextmanager
+    def _alone(self, verb: str) -> Iterator[None]:
+        engine = self._engine_now()
+        with engine.exclusive():
+            engine.check_open(verb)
+            yield
 
     @property
     def env_batch_sizes(self) -> list[torch.Size]:
@@ -280,22 +332,23 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
         """The keys of what a step takes, if it travels through shared memory; else empty."""
         if self.resolved_exchange == "queue":
             return ()
-        specs = Composite(action=self.full_action_spec, state=self.full_state_spec)
-        return tuple(key for key in specs.keys(True, True) if key != ENV_INDEX)
+        specs = (self.full_action_spec, self.full_state_spec)
+        keys = chain(*(spec.keys(True, True) for spec in specs))
+        return tuple(key for key in keys if key != ENV_INDEX)
 
     # --- synchronous verbs -----------------------------------------------------------
 
     def _engine_now(self) -> ConcurrentEngine:
         self._started()
-        engine: ConcurrentEngine = self._running()  # type: ignore[assignment]
+        engine: ConcurrentEngine = self._running()
         return engine
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        with self._engine_now().exclusive():
+        with self._alone("step"):
             return super()._step(tensordict)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        with self._engine_now().exclusive():
+        with self._alone("reset"):
             root = super()._reset(_without_index(tensordict), **kwargs)
             return self._with_index(root, self._every)
 
@@ -304,7 +357,7 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
 
         Raises: `PendingCallError` if some are in flight.
         """
-        with self._engine_now().exclusive():
+        with self._alone("step"):
             return self._with_index(super().step(tensordict), self._every)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> Pair:
@@ -312,19 +365,28 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
 
         Raises: `PendingCallError` if some are in flight.
         """
-        with self._engine_now().exclusive():
-            tensordict.pop(ENV_INDEX, None)
-            stepped, root = super().step_and_maybe_reset(tensordict)
-            return self._with_index(stepped, self._every), self._with_index(root, self._every)
+        with self._alone("step_and_maybe_reset"):
+            index = tensordict.pop(ENV_INDEX, None)
+            try:
+                stepped, root = super().step_and_maybe_reset(tensordict)
+            except BaseException:
+                if index is not None:
+                    tensordict.set(ENV_INDEX, index)
+                raise
+            every = self._every
+            return (
+                self._with_index(self._as_asked(stepped), every),
+                self._with_index(self._as_asked(root), every),
+            )
 
     def reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         """Resets all envs, or those in the ``_reset`` mask, and no others.
 
         Raises: `PendingCallError` if some are in flight.
         """
-        with self._engine_now().exclusive():
+        with self._alone("reset"):
             root = super().reset(_without_index(tensordict), **kwargs)
-            return self._with_index(root, self._every)
+            return self._with_index(self._as_asked(root), self._every)
 
     @property
     def _every(self) -> Array:
@@ -350,6 +412,9 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
     def shutdown(self) -> None:
         """Ends all envs; does nothing if they do not run. As `close`."""
         self.close(raise_if_closed=False)
+
+    def _maybe_shutdown(self) -> None:
+        self.shutdown()
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):
@@ -394,6 +459,15 @@ def _without_index(tensordict: TensorDictBase | None) -> TensorDictBase | None:
     return tensordict.exclude(ENV_INDEX)
 
 
+_POOLS: dict[str, Any] = {
+    pool.backend_name: pool
+    for pool in (
+        ThreadingAsyncEnvPool,
+        ProcessorAsyncEnvPool,
+        AsyncioAsyncEnvPool,
+        SerialAsyncEnvPool,
+    )
+}
 _TorchRLPool.register(AsyncEnvPool)
 _TorchRLThreadingPool.register(ThreadingAsyncEnvPool)
 _TorchRLProcessorPool.register(ProcessorAsyncEnvPool)

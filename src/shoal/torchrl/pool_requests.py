@@ -5,6 +5,7 @@ Knows env ids and counts. Does not know TensorDicts or the engine.
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,17 +99,19 @@ class Requests:
         return self._kinds
 
 
-def wanted_count(min_get: Any, max_get: int | None, timeout: float | None, default: int) -> int:
+def wanted_count(min_get: Any, max_get: Any, timeout: Any, default: int) -> int:
     """Returns how many results to wait for.
 
     Raises:
         ValueError: a number below 1, ``max_get`` below ``min_get``, a negative timeout.
     """
     wanted = default if min_get is None else min_get
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+    if isinstance(wanted, bool) or not isinstance(wanted, Integral) or wanted < 1:
         raise ValueError(f"min_get is an integer >= 1, not {wanted!r}")
+    if max_get is not None and (isinstance(max_get, bool) or not isinstance(max_get, Integral)):
+        raise ValueError(f"max_get is an integer >= 1 or None, not {max_get!r}")
     if max_get is not None and max_get < wanted:
         raise ValueError(f"max_get ({max_get}) is less than min_get ({wanted})")
-    if timeout is not None and not timeout >= 0:
+    if timeout is not None and (not isinstance(timeout, Real) or not float(timeout) >= 0):
         raise ValueError(f"timeout is a number of seconds >= 0, not {timeout!r}")
     return int(wanted)

@@ -5,28 +5,23 @@ Knows TensorDicts. Does not know envs or the engine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
     TensorDict,
     TensorDictBase,
     is_tensor_collection,
 )
 
+from shoal.torchrl.pool_index import ENV_INDEX
 from shoal.torchrl.roots import carry_over, set_entry
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["ENV_INDEX", "EnvIndices", "SentRows", "as_rows", "first_row", "joined", "stack_rows"]
+__all__ = ["SentRows", "as_rows", "first_row", "joined", "stack_rows"]
 
 Array = np.ndarray[Any, Any]
-ENV_INDEX = "env_index"
 _NOT_KEPT = frozenset({ENV_INDEX, "next", "_reset", "_step"})
 
 _PLAIN_DTYPES = frozenset(
@@ -42,60 +37,6 @@ _PLAIN_DTYPES = frozenset(
         torch.float64,
     }
 )
-
-
-class EnvIndices:
-    """The ``env_index`` entries of a pool: one Python integer per row.
-
-    TorchRL's way of making such an entry takes longer than a step of a cheap env; so what
-    is the same in all of them is made once. Each entry is still the caller's own: it may be
-    locked, changed and shared without touching another.
-    """
-
-    def __init__(self, batch_sizes: Sequence[torch.Size]) -> None:
-        """Makes what entries are made of.
-
-        Args:
-            batch_sizes: of each env.
-        """
-        self._parts = [_parts_of(i, size) for i, size in enumerate(batch_sizes)]
-        self._prototypes: dict[int, dict[str, Any]] = {}
-
-    def one(self, env_id: int) -> NonTensorData:
-        """Returns the entry of a single row; a new one."""
-        inner, data = self._parts[env_id]
-        tensordict = TensorDict.__new__(TensorDict)
-        tensordict.__dict__.update(inner, _tensordict={})
-        entry = NonTensorData.__new__(NonTensorData)
-        entry.__dict__.update(
-            _tensordict=tensordict, _non_tensordict=data.copy(), _is_initialized=True
-        )
-        return entry
-
-    def of(self, env_ids: Array) -> NonTensorStack:
-        """Returns the entry of several rows; a new one."""
-        items = list(map(self.one, env_ids.tolist()))
-        members = self._prototypes.get(len(items))
-        if members is None:
-            members = self._prototypes[len(items)] = dict(NonTensorStack(*items).__dict__)
-        entry = NonTensorStack.__new__(NonTensorStack)
-        entry.__dict__.update(members, tensordicts=items)
-        return entry
-
-    def read(self, entry: Any) -> Any:
-        """Returns what an entry says: integers, perhaps nested in lists."""
-        if type(entry) is NonTensorStack:
-            items = entry.tensordicts
-            if all(type(item) is NonTensorData for item in items):
-                return [item.__dict__["_non_tensordict"]["data"] for item in items]
-        if isinstance(entry, NonTensorData):
-            return entry.data
-        return entry.tolist() if hasattr(entry, "tolist") else entry
-
-
-def _parts_of(env_id: int, batch_size: torch.Size) -> tuple[dict[str, Any], dict[str, Any]]:
-    whole = NonTensorData(env_id, batch_size=batch_size).__dict__
-    return dict(whole["_tensordict"].__dict__), dict(whole["_non_tensordict"])
 
 
 class SentRows:
@@ -173,7 +114,9 @@ class SentRows:
         if all(row is None for row in rows):
             return TensorDict._new_unsafe({}, batch_size=batch_size)
         empty = TensorDict({}, batch_size=batch_size[1:])
-        return LazyStackedTensorDict.maybe_dense_stack([r or empty.copy() for r in rows], 0)
+        return LazyStackedTensorDict.maybe_dense_stack(
+            [empty.copy() if row is None else row for row in rows], 0
+        )
 
     def _row(self, env_id: int, batch_size: torch.Size) -> TensorDictBase | None:
         if not self._in_columns[env_id]:

@@ -14,17 +14,19 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 
 from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Status
-from shoal.errors import RecvTimeout, SpecError, UsageError
+from shoal.errors import ClosedError, NoPendingCallError, RecvTimeout, SpecError, UsageError
+from shoal.torchrl.pool_index import ENV_INDEX, flat, is_one
 from shoal.torchrl.pool_requests import RESET, STEP, STEP_AND_RESET, VERBS, wanted_count
-from shoal.torchrl.pool_rows import ENV_INDEX, first_row, joined, stack_rows
+from shoal.torchrl.pool_rows import first_row, joined, stack_rows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from shoal.engine.concurrent import ConcurrentEngine
     from shoal.torchrl.options import BatchOptions
+    from shoal.torchrl.pool_index import EnvIndices
     from shoal.torchrl.pool_requests import Requests
-    from shoal.torchrl.pool_rows import EnvIndices, SentRows
+    from shoal.torchrl.pool_rows import SentRows
     from shoal.torchrl.pool_stats import PoolStats
     from shoal.torchrl.rows import Rows
 
@@ -59,6 +61,19 @@ class PoolVerbs:
     _with_index: Callable[[TensorDictBase, Array], TensorDictBase]
     _td: Callable[[TensorDictBase], TensorDictBase]
 
+    def _engine_of(self, verb: str, *, starts: bool = False) -> ConcurrentEngine:
+        """Returns the engine that runs.
+
+        Raises:
+            ClosedError: none does, and this verb does not start one.
+        """
+        if self.is_closed and not starts:
+            raise ClosedError(
+                f"cannot {verb}: the envs of the pool do not run. They were closed, or have not"
+                " been started: reset them first"
+            )
+        return self._engine_now()
+
     # --- send ------------------------------------------------------------------------
 
     def async_step_send(self, tensordict: TensorDictBase, env_index: Index = None) -> None:
@@ -73,6 +88,7 @@ class PoolVerbs:
             PendingCallError: one of them is busy. Nothing was sent.
             SpecError: the actions do not fit. Nothing was sent.
             UsageError: an unknown env, or one named twice.
+            ClosedError: the envs do not run. A reset starts them.
         """
         self._send(STEP, tensordict, env_index)
 
@@ -88,7 +104,7 @@ class PoolVerbs:
     def async_reset_send(
         self, tensordict: TensorDictBase | None = None, env_index: Index = None, **kwargs: Any
     ) -> None:
-        """Starts a reset of some envs.
+        """Starts a reset of some envs; and the envs, if they do not run.
 
         Args:
             tensordict: entries that the resets may read; may be left out if ``env_index`` says
@@ -112,7 +128,7 @@ class PoolVerbs:
         is_private: bool | None = None,
     ) -> tuple[Array, bool]:
         """Sends; returns the ids, ascending, and whether a single row was sent."""
-        engine = self._engine_now()
+        engine = self._engine_of(VERBS[kind], starts=kind == RESET)
         named, rows, is_single = self._addressed(tensordict, env_index)
         ids = np.asarray(named)
         if len(ids) > 1 and (ids[1:] <= ids[:-1]).any():
@@ -121,27 +137,24 @@ class PoolVerbs:
             if (ids[1:] == ids[:-1]).any():
                 raise UsageError(f"env_index names an env twice: {list(named)}")
             rows = None if rows is None else rows[torch.from_numpy(order)]
-        if not len(ids) or ids[0] < 0 or ids[-1] >= self.num_envs:
-            raise UsageError(
-                f"env_index names envs from 0 to {self.num_envs - 1}, at least one; not"
-                f" {list(named)}"
-            )
+            kwargs = _in_order(kwargs, order)
+        self._check_range(ids, named)
         with engine.lock:
+            # From here on nobody else closes the envs, or starts others.
+            engine.check_open(VERBS[kind])
             began = stopwatch()
             self._requests.check_idle(ids)
             some = self._started().some(ids)
             if kind == RESET:
-                mask = None if rows is None else rows.get("_reset", None)
-                if mask is not None and not mask.reshape(len(ids), -1).any(-1).all():
-                    raise UsageError(
-                        "the _reset mask leaves out envs that are sent: send those to be reset"
-                    )
+                _check_mask(rows, len(ids))
                 request = some.reset_request(rows, kwargs or {})
+                self._sent.keep(ids, rows)
                 engine.send_resets(ids, kwargs=None if request is None else request[1])
             else:
                 assert rows is not None
-                engine.send_steps(some.encode(rows), ids, autoreset=kind == STEP_AND_RESET)
-            self._sent.keep(ids, rows)
+                actions = some.encode(rows)
+                self._sent.keep(ids, rows)
+                engine.send_steps(actions, ids, autoreset=kind == STEP_AND_RESET)
             private = is_single and env_index is not None if is_private is None else is_private
             self._requests.note(ids, kind, is_private=private)
             self._stats.note_sent(ids, began)
@@ -155,8 +168,7 @@ class PoolVerbs:
         if tensordict is None:
             if env_index is None:
                 return range(self.num_envs), None, False
-            is_single = isinstance(env_index, int | np.integer)
-            return ([int(env_index)] if is_single else list(env_index)), None, is_single
+            return flat(env_index), None, is_one(env_index)
         if env_index is None:
             entry = tensordict.get(ENV_INDEX, None)
             if entry is None:
@@ -165,11 +177,8 @@ class PoolVerbs:
                     " for; set one, or pass env_index"
                 )
             env_index = self._indices_now().read(entry)
-        is_single = isinstance(env_index, int | np.integer) and tensordict.shape == inner
-        if isinstance(env_index, int | np.integer):
-            env_index = [int(env_index)]
-        elif not isinstance(env_index, np.ndarray):
-            env_index = _flat(env_index)
+        is_single = is_one(env_index) and tensordict.shape == inner
+        env_index = flat(env_index)
         if is_single:
             tensordict = _with_lead(tensordict)
         if tensordict.shape != (len(env_index), *inner):
@@ -250,12 +259,13 @@ class PoolVerbs:
     def _recv(
         self, kind: int, min_get: Any, env_index: Any, max_get: Any, timeout: float | None
     ) -> Any:
-        engine = self._engine_now()
+        wanted = wanted_count(min_get, max_get, timeout, self.min_get)
+        engine = self._engine_of(f"receive for {VERBS[kind]}")
         deadline = Deadline.after(self._options.timeout if timeout is None else timeout)
         if env_index is not None:
-            pick, _ = self._pick_these(kind, env_index)
+            pick, _ = self._pick_these(engine, kind, env_index)
         else:
-            pick, _ = self._pick_ready(kind, min_get, max_get, timeout, deadline)
+            pick, _ = self._pick_ready(engine, kind, wanted, max_get, timeout, deadline)
         found = engine.wait(pick, deadline)
         if found is None:
             raise self._timed_out(kind, env_index, deadline.timeout_s)
@@ -264,21 +274,20 @@ class PoolVerbs:
     def _timed_out(self, kind: int, env_index: Any, timeout_s: float) -> RecvTimeout:
         waiting = np.flatnonzero(self._requests.kinds == kind).tolist()
         if env_index is not None:
-            waiting = _flat([env_index])
+            waiting = flat(env_index)
         return RecvTimeout(waiting_for=waiting, timeout=timeout_s, during=VERBS[kind])
 
     def _pick_ready(
         self,
+        engine: ConcurrentEngine,
         kind: int,
-        min_get: int | None,
+        wanted: int,
         max_get: int | None,
         timeout: float | None,
         deadline: Deadline,
     ) -> tuple[Callable[[], Any], Callable[[], bool]]:
         """Returns what takes ready envs if there are enough, and what says whether there are."""
-        wanted = wanted_count(min_get, max_get, timeout, self.min_get)
-        engine, requests = self._engine_now(), self._requests
-        status = engine.rows.status
+        requests, status = self._requests, engine.rows.status
 
         def enough() -> int:
             if timeout is None or deadline.expired():
@@ -289,49 +298,59 @@ class PoolVerbs:
             requests.check_enough(wanted, kind)
             ids = requests.ready(kind, status)
             if len(ids) and (failed := ids[(status[ids] & _FAILED) != 0]).size:
-                self._take(failed)
+                self._take(engine, failed)
             if len(ids) < enough():
                 return None
-            return self._collected(kind, ids if max_get is None else ids[:max_get])
+            chosen = ids if max_get is None else ids[:max_get]
+            return self._collected(engine, kind, chosen)
 
         def is_ready() -> bool:
             ids = requests.ready(kind, status)
-            return len(ids) >= enough() or bool((status[ids] & _FAILED).any())
+            if len(ids) >= enough() or bool((status[ids] & _FAILED).any()):
+                return True
+            return requests.count(kind) < wanted  # others have taken what was waited for
 
         return pick, is_ready
 
     def _pick_these(
-        self, kind: int, env_index: Any
+        self, engine: ConcurrentEngine, kind: int, env_index: Any
     ) -> tuple[Callable[[], Any], Callable[[], bool]]:
         """Returns what takes these envs if all are ready, and what says whether they are."""
-        is_single = isinstance(env_index, int | np.integer)
-        ids = np.unique(_flat([env_index]))
-        if ids[0] < 0 or ids[-1] >= self.num_envs:
-            raise UsageError(f"env_index names envs from 0 to {self.num_envs - 1}; not {env_index}")
-        engine, requests = self._engine_now(), self._requests
-        status = engine.rows.status
+        is_single = is_one(env_index)
+        ids = np.unique(flat(env_index))
+        self._check_range(ids, env_index)
+        requests, status = self._requests, engine.rows.status
 
         def pick() -> Any:
             requests.check_sent(ids.tolist(), kind)
             if not status[ids].all():
                 return None
             if (failed := ids[(status[ids] & _FAILED) != 0]).size:
-                self._take(failed)
-            return self._collected(kind, ids, is_single=is_single)
+                self._take(engine, failed)
+            return self._collected(engine, kind, ids, is_single=is_single)
 
         def is_ready() -> bool:
-            return bool(status[ids].all())
+            return bool(status[ids].all() or (requests.kinds[ids] != kind).any())
 
         return pick, is_ready
 
-    def _take(self, ids: Array) -> None:
-        self._requests.forget(ids)
-        self._engine_now().take(ids)
+    def _check_range(self, ids: Array, named: Any) -> None:
+        if not len(ids) or ids.min() < 0 or ids.max() >= self.num_envs:
+            raise UsageError(
+                f"env_index names envs from 0 to {self.num_envs - 1}, at least one; not"
+                f" {named if isinstance(named, int) else list(named)}"
+            )
 
-    def _collected(self, kind: int, ids: Array, *, is_single: bool = False) -> Any:
+    def _take(self, engine: ConcurrentEngine, ids: Array) -> None:
+        self._requests.forget(ids)
+        engine.take(ids)
+
+    def _collected(
+        self, engine: ConcurrentEngine, kind: int, ids: Array, *, is_single: bool = False
+    ) -> Any:
         """Takes ready envs and returns their results."""
         in_flight = self._requests.count_all(kind)
-        self._take(ids)
+        self._take(engine, ids)
         self._stats.note_received(ids, kind, in_flight)
         some = self._started().some(ids)
         before = self._sent.take(ids, torch.Size((len(ids), *self.batch_size[1:])))
@@ -350,9 +369,13 @@ class PoolVerbs:
         if is_single:
             row = first_row(made)
             return row.set(ENV_INDEX, self._indices_now().one(int(ids[0])))
+        return self._with_index(self._as_asked(made), ids)
+
+    def _as_asked(self, made: TensorDictBase) -> TensorDictBase:
+        """Returns a batch as a lazy stack, if all are to be."""
         if self.stack == "lazy" and not isinstance(made, LazyStackedTensorDict):
-            made = stack_rows(list(made.unbind(0)), "lazy")
-        return self._with_index(made, ids)
+            return stack_rows(list(made.unbind(0)), "lazy")
+        return made
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Returns how busy the envs and the caller are, since the start or the last reset.
@@ -471,8 +494,14 @@ class PoolVerbs:
             timeout: as for `async_step_recv`, for each result.
         """
         wanted = wanted_count(min_get, max_get, timeout, self.min_get)
-        while (left := self._requests.count(STEP_AND_RESET)) > 0:
-            yield await self._arecv(STEP_AND_RESET, min(wanted, left), None, max_get, timeout)
+        self._engine_of("receive for step_and_maybe_reset")
+        requests = self._requests
+        while (left := requests.count(STEP_AND_RESET)) > 0:
+            try:
+                found = await self._arecv(STEP_AND_RESET, min(wanted, left), None, max_get, timeout)
+            except NoPendingCallError:
+                continue  # another one has taken some
+            yield found
 
     async def _acall(
         self,
@@ -489,31 +518,35 @@ class PoolVerbs:
     async def _arecv(
         self, kind: int, min_get: Any, env_index: Any, max_get: Any, timeout: float | None
     ) -> Any:
-        engine = self._engine_now()
+        wanted = wanted_count(min_get, max_get, timeout, self.min_get)
+        engine = self._engine_of(f"receive for {VERBS[kind]}")
         limit = self._options.timeout if timeout is None else timeout
         if env_index is not None:
-            pick, is_ready = self._pick_these(kind, env_index)
+            pick, is_ready = self._pick_these(engine, kind, env_index)
         else:
             pick, is_ready = self._pick_ready(
-                kind, min_get, max_get, timeout, Deadline.after(limit)
+                engine, kind, wanted, max_get, timeout, Deadline.after(limit)
             )
-        only = int(env_index) if isinstance(env_index, int | np.integer) else None
+        only = int(env_index) if is_one(env_index) else None
         found = await engine.wait_async(pick, is_ready, limit, env_id=only)
         if found is None:
             raise self._timed_out(kind, env_index, Deadline.after(limit).timeout_s)
         return found
 
 
-def _flat(named: Any) -> list[int]:
-    """Returns the integers in nested lists; TorchRL names an env once per row of its batch."""
-    if isinstance(named, torch.Tensor | np.ndarray):
-        named = named.tolist()
-    if isinstance(named, int):
-        return [named]
-    found: list[int] = []
-    for item in named:
-        found += [int(item)] if isinstance(item, int | np.integer) else _flat(item)[:1]
-    return found
+def _in_order(kwargs: dict[str, Any] | None, order: Array) -> dict[str, Any] | None:
+    """Returns arguments of a reset with those of single envs in another order."""
+    listed = (kwargs or {}).get("list_of_kwargs")
+    if kwargs is None or listed is None or len(listed) != len(order):
+        return kwargs  # one of another length is refused later
+    return {**kwargs, "list_of_kwargs": [listed[k] for k in order.tolist()]}
+
+
+def _check_mask(rows: TensorDictBase | None, count: int) -> None:
+    """Raises `UsageError` if a mask leaves out envs that are to be reset."""
+    mask = None if rows is None else rows.get("_reset", None)
+    if mask is not None and not mask.reshape(count, -1).any(-1).all():
+        raise UsageError("the _reset mask leaves out envs that are sent: send those to be reset")
 
 
 def _with_lead(tensordict: TensorDictBase) -> TensorDictBase:

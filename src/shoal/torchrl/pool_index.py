@@ -1,0 +1,117 @@
+"""``env_index``: how a pool's callers say which envs they mean, and how results say it.
+
+Knows TensorDicts' entries that are no tensors. Does not know envs or the engine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ENV_INDEX", "EnvIndices", "flat", "is_one"]
+
+Array = np.ndarray[Any, Any]
+ENV_INDEX = "env_index"
+
+
+class EnvIndices:
+    """The ``env_index`` entries of a pool: one Python integer per row.
+
+    TorchRL's way of making such an entry takes longer than a step of a cheap env; so what
+    is the same in all of them is made once. Each entry is still the caller's own: it may be
+    locked, changed and shared without touching another.
+    """
+
+    def __init__(self, batch_sizes: Sequence[torch.Size]) -> None:
+        """Makes what entries are made of.
+
+        Args:
+            batch_sizes: of each env.
+        """
+        self._parts = [_parts_of(i, size) for i, size in enumerate(batch_sizes)]
+        self._prototypes: dict[int, dict[str, Any]] = {}
+
+    def one(self, env_id: int) -> NonTensorData:
+        """Returns the entry of a single row; a new one."""
+        inner, data = self._parts[env_id]
+        tensordict = TensorDict.__new__(TensorDict)
+        tensordict.__dict__.update(inner, _tensordict={})
+        entry = NonTensorData.__new__(NonTensorData)
+        entry.__dict__.update(
+            _tensordict=tensordict, _non_tensordict=data.copy(), _is_initialized=True
+        )
+        return entry
+
+    def of(self, env_ids: Array) -> NonTensorStack:
+        """Returns the entry of several rows; a new one."""
+        items = list(map(self.one, env_ids.tolist()))
+        members = self._prototypes.get(len(items))
+        if members is None:
+            members = self._prototypes[len(items)] = dict(NonTensorStack(*items).__dict__)
+        entry = NonTensorStack.__new__(NonTensorStack)
+        entry.__dict__.update(members, tensordicts=items)
+        return entry
+
+    def read(self, entry: Any) -> Any:
+        """Returns what an entry says: integers, perhaps nested in lists."""
+        if type(entry) is NonTensorStack:
+            items = entry.tensordicts
+            if all(type(item) is NonTensorData for item in items):
+                return [item.__dict__["_non_tensordict"]["data"] for item in items]
+        if isinstance(entry, NonTensorData):
+            return entry.data
+        return entry.tolist() if hasattr(entry, "tolist") else entry
+
+
+def _parts_of(env_id: int, batch_size: torch.Size) -> tuple[dict[str, Any], dict[str, Any]]:
+    whole = NonTensorData(env_id, batch_size=batch_size).__dict__
+    return dict(whole["_tensordict"].__dict__), dict(whole["_non_tensordict"])
+
+
+def is_one(named: Any) -> bool:
+    """Returns whether an index is a number, and not a list of numbers."""
+    return isinstance(named, int | np.integer) or (
+        isinstance(named, torch.Tensor | np.ndarray) and named.ndim == 0
+    )
+
+
+def flat(named: Any) -> list[int]:
+    """Returns the integers of an index; TorchRL names an env once per row of its batch.
+
+    Raises:
+        UsageError: it holds something else, or several envs where one belongs.
+    """
+    if type(named) is list and all(type(item) is int for item in named):
+        return named
+    given = named
+    if isinstance(named, torch.Tensor | np.ndarray):
+        named = named.tolist()
+    if is_one(named):
+        named = [named]
+    try:
+        return [_only(item) for item in named]
+    except (TypeError, ValueError):
+        raise UsageError(
+            "env_index is an env's number or a list of them, one for each row of the TensorDict;"
+            f" not {given!r}"
+        ) from None
+
+
+def _only(item: Any) -> int:
+    """Returns an integer, or the one that all entries of nested lists share."""
+    if isinstance(item, torch.Tensor | np.ndarray):
+        item = item.tolist()
+    if isinstance(item, int | np.integer):
+        return int(item)
+    if isinstance(item, str):
+        raise TypeError(item)
+    [found] = set(map(_only, item))
+    return found
