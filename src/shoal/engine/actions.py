@@ -41,8 +41,8 @@ class ActionWriter:
             for path, leaf in self._leaves.items():
                 if not isinstance(leaf, ArraySpec):
                     continue
-                shape = (num_envs, *leaf.shape)
-                self._expected.append((path, self._rows[path], shape, self._rows[path].dtype))
+                rows = self._rows[path]
+                self._expected.append((path, rows, leaf.shape, rows.dtype))
 
     def write(self, actions: Any, env_ids: Array | None) -> dict[int, dict[LeafPath, Any]] | None:
         """Writes the actions of ``env_ids`` (``None``: all), one row per env.
@@ -59,7 +59,7 @@ class ActionWriter:
         Raises:
             SpecError: the wrong number of rows, shape, dtype or keys. Nothing was written.
         """
-        if env_ids is None and self._write_exact(actions):
+        if self._write_exact(actions, env_ids):
             return None
         checked, objects = self.check(actions, env_ids)
         for path, array in checked.items():
@@ -68,19 +68,22 @@ class ActionWriter:
             self._objects.update(objects)
         return objects
 
-    def _write_exact(self, actions: Any) -> bool:
-        """Writes actions of all envs that fit to the letter; returns whether they do."""
+    def _write_exact(self, actions: Any, env_ids: Array | None) -> bool:
+        """Writes actions that fit to the letter; returns whether they do."""
         expected = self._expected
         if isinstance(actions, np.ndarray):
             actions = {(): actions}
         if not isinstance(actions, dict) or not expected or len(actions) != len(expected):
             return False
+        num_rows = self._num_envs if env_ids is None else len(env_ids)
         for path, _, shape, dtype in expected:
             value = actions.get(path)
-            if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:
+            if not isinstance(value, np.ndarray) or value.dtype != dtype:
+                return False
+            if value.shape != (num_rows, *shape):
                 return False
         for path, rows, _, _ in expected:
-            rows[...] = actions[path]
+            rows[... if env_ids is None else env_ids] = actions[path]
         return True
 
     def holds(self, actions: Any, env_ids: Array | None) -> bool:

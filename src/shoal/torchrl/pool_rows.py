@@ -24,20 +24,6 @@ __all__ = ["SentRows", "as_rows", "first_row", "joined", "stack_rows"]
 Array = np.ndarray[Any, Any]
 _NOT_KEPT = frozenset({ENV_INDEX, "next", "_reset", "_step"})
 
-_PLAIN_DTYPES = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.float32,
-        torch.float64,
-    }
-)
-
 
 class SentRows:
     """The entries that each env in flight was sent, which come back with its result.
@@ -49,7 +35,8 @@ class SentRows:
 
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
-        self._columns: dict[str, tuple[torch.dtype, torch.Size, Array]] | None = None
+        # The rows of all envs under each key, and the shape of one.
+        self._columns: dict[str, tuple[Array, Any]] | None = None
         self._in_columns = np.zeros(num_envs, np.bool_)
         self._others: list[TensorDictBase | None] = [None] * num_envs
 
@@ -61,39 +48,41 @@ class SentRows:
                 self._others[env_id] = None
             return
         if type(tensordict) is TensorDict:
-            kept = {
-                key: value for key, value in tensordict._tensordict.items() if key not in _NOT_KEPT
-            }
+            entries = tensordict._tensordict
             if self._columns is None:
-                self._columns = self._new_columns(kept)
-            if self._fit(kept):
-                for key, (_, _, column) in self._columns.items():
-                    column[env_ids] = kept[key].numpy()
+                self._columns = self._new_columns(entries)
+            pairs = self._fitting(entries)
+            if pairs is not None:
+                for column, rows in pairs:
+                    column[env_ids] = rows
                 self._in_columns[env_ids] = True
                 return
         self._in_columns[env_ids] = False
         for env_id, row in zip(env_ids.tolist(), tensordict.unbind(0), strict=True):
             self._others[env_id] = _without_private(row).clone()
 
-    def _new_columns(self, kept: dict[str, Any]) -> Any:
-        columns = {}
-        for key, value in kept.items():
-            if not _is_plain(value):
+    def _new_columns(self, entries: dict[str, Any]) -> dict[str, tuple[Array, Any]] | None:
+        columns: dict[str, tuple[Array, Any]] = {}
+        for key, value in entries.items():
+            if key in _NOT_KEPT:
+                continue
+            if (row := _as_plain(value)) is None:
                 return None
-            shape = value.shape[1:]
-            rows = np.empty((self._num_envs, *shape), value.numpy().dtype)
-            columns[key] = (value.dtype, shape, rows)
+            columns[key] = (np.empty((self._num_envs, *row.shape[1:]), row.dtype), row.shape[1:])
         return columns
 
-    def _fit(self, kept: dict[str, Any]) -> bool:
+    def _fitting(self, entries: dict[str, Any]) -> list[tuple[Array, Array]] | None:
+        """Returns each column with the entry for it, as an array; ``None``: they do not fit."""
         columns = self._columns
-        if columns is None or kept.keys() != columns.keys():
-            return False
-        for key, value in kept.items():
-            dtype, shape, _ = columns[key]
-            if not _is_plain(value) or value.dtype != dtype or value.shape[1:] != shape:
-                return False
-        return True
+        if columns is None or len(columns) != len(entries) - len(_NOT_KEPT & entries.keys()):
+            return None
+        pairs = []
+        for key, (column, shape) in columns.items():
+            rows = _as_plain(entries.get(key))
+            if rows is None or rows.dtype != column.dtype or rows.shape[1:] != shape:
+                return None
+            pairs.append((column, rows))
+        return pairs
 
     def take(self, env_ids: Array, batch_size: torch.Size) -> TensorDictBase:
         """Returns the rows of some envs in memory of their own.
@@ -106,8 +95,7 @@ class SentRows:
         """
         if self._columns is not None and self._in_columns[env_ids].all():
             found = {
-                key: torch.from_numpy(column[env_ids])
-                for key, (_, _, column) in self._columns.items()
+                key: torch.from_numpy(column[env_ids]) for key, (column, _) in self._columns.items()
             }
             return TensorDict._new_unsafe(found, batch_size=batch_size)
         rows = [self._row(env_id, batch_size[1:]) for env_id in env_ids.tolist()]
@@ -125,19 +113,20 @@ class SentRows:
         assert self._columns is not None
         found = {
             key: torch.from_numpy(np.array(column[env_id]))
-            for key, (_, _, column) in self._columns.items()
+            for key, (column, _) in self._columns.items()
         }
         return TensorDict._new_unsafe(found, batch_size=batch_size)
 
 
-def _is_plain(value: Any) -> bool:
-    return (
-        type(value) is torch.Tensor
-        and not value.requires_grad
-        and value.device.type == "cpu"
-        and value.dtype in _PLAIN_DTYPES
-        and value.layout is torch.strided
-    )
+def _as_plain(value: Any) -> Array | None:
+    """Returns a plain tensor as an array that shares its memory; ``None`` for what is none."""
+    if type(value) is not torch.Tensor:
+        return None
+    try:
+        row: Array = value.numpy()
+    except (TypeError, RuntimeError):  # a gradient, a device, a layout, a dtype of torch's own
+        return None
+    return row
 
 
 def _without_private(row: TensorDictBase) -> TensorDictBase:
