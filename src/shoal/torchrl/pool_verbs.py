@@ -353,7 +353,7 @@ class PoolVerbs:
         self._take(engine, ids)
         self._stats.note_received(ids, kind, in_flight)
         some = self._started().some(ids)
-        before = self._sent.take(ids, torch.Size((len(ids), *self.batch_size[1:])))
+        before = self._td(self._sent.take(ids, torch.Size((len(ids), *self.batch_size[1:]))))
         following = None if kind == RESET else self._td(some.stepped())
         root = None if kind == STEP else self._td(some.present())
         stepped, root = joined(before, following, root)
