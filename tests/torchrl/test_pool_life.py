@@ -49,7 +49,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns of itself
     from torchrl.collectors import Collector
 
-# --- the same data as TorchRL's own serial env ---------------------------------------------
+# --- the same data as TorchRL's own serial env ---------------------------------------
 
 
 def serial_data(env_id: str) -> Any:
@@ -144,7 +144,7 @@ def test_transforms_around_a_pool(way: str, open_pool: Any) -> None:
     assert env.base_env.is_closed
 
 
-# --- synchronous verbs -------------------------------------------------------------------------
+# --- synchronous verbs ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -234,7 +234,7 @@ def test_a_reset_that_times_out_holds_up_no_other(way: str, open_pool: Any, gate
     assert seen(pool.step(acts(1, 1, 1))["next"]) == [[0, 2, 1], [1, 2, 1], [2, 3, 1]]
 
 
-# --- seeds, state, dispatch --------------------------------------------------------------------
+# --- seeds, state, dispatch ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -288,7 +288,7 @@ def test_attributes_and_methods_of_the_envs(way: str, open_pool: Any) -> None:
     assert not hasattr(pool, "nonsense")
 
 
-# --- what envs there may be ----------------------------------------------------------------------
+# --- what envs there may be ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["serial", "threads", "processes-2"])
@@ -395,7 +395,7 @@ def test_the_class_for_each_backend(open_pool: Any) -> None:
         assert type(open_pool(way, 1)) is kind
 
 
-# --- start and end -------------------------------------------------------------------------------
+# --- start and end -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -533,7 +533,7 @@ def test_devices(open_pool: Any) -> None:
     assert meta.async_reset_recv(min_get=3)["observation"].device.type == "meta"
 
 
-# --- whose it is -----------------------------------------------------------------------------------
+# --- whose it is ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stack", ["dense", "maybe_dense", "lazy"])

@@ -37,7 +37,7 @@ from shoal import (
     WorkerDied,
 )
 
-# --- whose it is -------------------------------------------------------------------------
+# --- whose it is ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -207,7 +207,7 @@ def test_lazy_stacks_may_be_sent(open_pool: Any) -> None:
     assert [len(row["extra"]) for row in stepped.unbind(0)] == [2, 3, 1]
 
 
-# --- how many, and how long ----------------------------------------------------------------
+# --- how many, and how long ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", APART)
@@ -297,7 +297,7 @@ def test_min_get_of_the_pool(open_pool: Any) -> None:
     assert len(pool.async_reset_recv()) == 3
 
 
-# --- busy ------------------------------------------------------------------------------------
+# --- busy ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -327,7 +327,7 @@ def test_a_busy_env_is_not_sent_to(way: str, open_pool: Any) -> None:
     assert seen(pool.step(acts(1, 1, 1))["next"]) == [[i, 1, 2] for i in range(3)]
 
 
-# --- errors ----------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -402,7 +402,7 @@ def test_an_env_that_kills_its_worker(open_pool: Any) -> None:
     assert named(pool.async_step_recv(min_get=2)["next"]) == [0, 2]
 
 
-# --- several threads ---------------------------------------------------------------------------
+# --- several threads -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -477,7 +477,7 @@ def test_receivers_share_what_comes(open_pool: Any) -> None:
     assert rows == [[i, 1, n] for i in range(num_envs) for n in range(1, rounds + 1)]
 
 
-# --- resets ------------------------------------------------------------------------------------
+# --- resets --------------------------------------------------------------------------
 
 
 def test_resets_take_their_arguments(open_pool: Any) -> None:
