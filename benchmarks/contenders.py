@@ -31,15 +31,21 @@ __all__ = [
 
 
 class RawEverywhere(Contender):
-    """A raw env in one process per usable core, all at the same time.
+    """A raw env in one process per usable core, or in more, all at the same time.
 
     No batches, no waiting for each other: what is left of the limit while the machine
     is as busy as it is now. Far below 1.00, it is the machine that is short.
     """
 
-    def __init__(self, env_id: str, raw: Callable[[str], Contender] = Raw) -> None:
-        """Has as many envs as there are usable cores; ``raw`` steps one of them."""
-        super().__init__(env_id, count_usable_cores())
+    def __init__(
+        self,
+        env_id: str,
+        raw: Callable[[str], Contender] = Raw,
+        *,
+        num_processes: int | None = None,
+    ) -> None:
+        """Takes who steps one env, and how many do; ``None``: as many as there are usable cores."""
+        super().__init__(env_id, num_processes or count_usable_cores())
         self._raw = raw(env_id)
         self.name = self._raw.name.replace("one core", "all cores")
 

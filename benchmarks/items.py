@@ -3,14 +3,31 @@
 A bar compares a contender's env-steps/s with the limit of the machine (one raw env
 in this process, times the usable cores) or with another contender of the same item.
 The raw env is a Gymnasium env; in items that begin with ``children`` it is one bare
-TorchRL env, stepped by its own ``step_and_maybe_reset``.
+TorchRL env, stepped by its own ``step_and_maybe_reset``. Envs that wait rather than
+compute do so all at once: their limit is one bare env's rate times the envs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from benchmarks.async_pools import (
+    COROUTINE,
+    SLEEPER,
+    STILL,
+    UNEVEN,
+    BareCoroutine,
+    BareCoroutines,
+    BareWaiting,
+    BareWaitingEverywhere,
+    FirstHalf,
+    ShoalPool,
+    Synchronous,
+    SynchronousParallel,
+    TorchRLPool,
+)
 from benchmarks.children import (
     CHEETAH,
     GYM_ENV,
@@ -80,7 +97,10 @@ class Item:
     """Contenders on one env and size, measured in one interleaved run.
 
     Peers that fork come first, shoal last: nothing of shoal is then copied into them.
-    ``raw`` makes the one env that the limit is taken from.
+
+    Attributes:
+        raw: makes the one env that the limit is taken from; ``None``: there is no limit.
+        waits: its envs wait, so that one core has room for all of them.
     """
 
     name: str
@@ -88,7 +108,8 @@ class Item:
     num_envs: int
     contenders: tuple[ContenderType, ...]
     bars: tuple[Bar, ...] = ()
-    raw: Callable[[str], Contender] = Raw
+    raw: Callable[[str], Contender] | None = Raw
+    waits: bool = False
 
 
 # Whatever the size, like against like, and against either way to start TorchRL's workers.
@@ -132,6 +153,91 @@ def _with_children(name: str, env_id: str, times_spawned: float) -> tuple[Item, 
             raw=BareChild,
         )
         for num_envs in bars
+    )
+
+
+def _with_pools() -> tuple[Item, ...]:
+    """Returns the items whose envs are sent and received each on its own."""
+    torchrl = [f"TorchRL AsyncEnvPool, {label}" for label in ("shm", "queue", "shm, 8 each")]
+    apart = partial(ShoalPool, backend="multiprocessing")
+    threading = partial(ShoalPool, label="threading", backend="threading")
+    in_turn = partial(apart, label="8 in turn", envs_per_worker=8, env_threads=False)
+    return (
+        Item(
+            "pool-dispatch-8",
+            STILL,
+            8,
+            (
+                partial(TorchRLPool, label="shm", backend="multiprocessing", exchange="shm"),
+                partial(TorchRLPool, label="queue", backend="multiprocessing", exchange="queue"),
+                partial(
+                    TorchRLPool,
+                    label="shm, 8 each",
+                    backend="multiprocessing",
+                    exchange="shm",
+                    envs_per_worker=8,
+                ),
+                partial(TorchRLPool, label="threading", backend="threading"),
+                in_turn,
+                partial(apart, label="a process each"),
+                threading,
+                partial(ShoalPool, label="serial", backend="serial"),
+            ),
+            tuple(Bar("shoal AsyncEnvPool, 8 in turn", 20, name) for name in torchrl),
+            raw=None,
+        ),
+        Item(
+            "pool-waiting-64",
+            SLEEPER,
+            64,
+            (
+                BareWaitingEverywhere,
+                partial(apart, label="a process each"),
+                partial(apart, label="16 in a process", envs_per_worker=16),
+                partial(apart, label="32 in a process", envs_per_worker=32),
+                threading,
+            ),
+            (
+                Bar("shoal AsyncEnvPool, 16 in a process", 0.9),
+                Bar("shoal AsyncEnvPool, threading", 0.9),
+            ),
+            raw=BareWaiting,
+            waits=True,
+        ),
+        Item(
+            "pool-coroutines-256",
+            COROUTINE,
+            256,
+            (
+                BareCoroutines,
+                partial(ShoalPool, label="asyncio", backend="asyncio"),
+                partial(ShoalPool, label="asyncio, 16 or more", backend="asyncio", min_get=16),
+            ),
+            (Bar("shoal AsyncEnvPool, asyncio", 0.9),),
+            raw=BareCoroutine,
+            waits=True,
+        ),
+        Item(
+            "pool-uneven-32",
+            UNEVEN,
+            32,
+            (
+                SynchronousParallel,
+                partial(Synchronous, label="AsyncEnvPool.step", backend="threading"),
+                partial(FirstHalf, label="first half, processes", backend="multiprocessing"),
+                partial(FirstHalf, label="first half, threading", backend="threading"),
+            ),
+            (
+                Bar(
+                    "shoal AsyncEnvPool, first half, processes",
+                    2,
+                    "shoal ParallelEnv, a process each",
+                ),
+                Bar("shoal AsyncEnvPool, first half, threading", 2, "shoal AsyncEnvPool.step"),
+            ),
+            raw=BareWaiting,
+            waits=True,
+        ),
     )
 
 
@@ -212,6 +318,7 @@ ITEMS = (
     ),
     *_with_children("transformed", TRANSFORMED, times_spawned=5),
     *_with_children("cheetah", CHEETAH, times_spawned=3),
+    *_with_pools(),
 )
 
 SCALING_ENV = CARTPOLE

@@ -22,7 +22,7 @@ from benchmarks.items import (
     ContenderType,
     Item,
 )
-from shoal._compare.contenders import ShoalEngine
+from shoal._compare.contenders import Contender, ShoalEngine
 from shoal._compare.machine import memory_mb
 from shoal._compare.rounds import Measurement, measure
 from shoal.engine.system.cores import count_usable_cores
@@ -82,16 +82,21 @@ class Row:
 
 def run_item(item: Item, effort: Effort, on_progress: Progress) -> list[Row]:
     """Measures one item and judges its bars."""
-    contenders = [make(item.env_id, item.num_envs) for make in item.contenders]
-    everywhere, raw, *others = measure(
-        [RawEverywhere(item.env_id, item.raw), item.raw(item.env_id), *contenders],
+    bare = _bare_envs(item)
+    results = measure(
+        [*bare, *(make(item.env_id, item.num_envs) for make in item.contenders)],
         num_rounds=effort.num_rounds,
         round_s=effort.round_s,
         on_progress=on_progress,
     )
-    limit = raw.rate * count_usable_cores()
-    rates = {LIMIT: limit, **{other.name: other.rate for other in others}}
-    rows = [_rate_row(item.name, result, limit) for result in (raw, everywhere, *others)]
+    rates = {result.name: result.rate for result in results}
+    limit = None
+    if bare:
+        # One bare env is the last of them, and goes to the top of the table.
+        results.insert(0, results.pop(len(bare) - 1))
+        num_at_once = item.num_envs if item.waits else count_usable_cores()
+        limit = rates[LIMIT] = results[0].rate * num_at_once
+    rows = [_rate_row(item.name, result, limit) for result in results]
     for row in rows:
         row.verdicts = [
             _judge(bar, rates)
@@ -101,7 +106,15 @@ def run_item(item: Item, effort: Effort, on_progress: Progress) -> list[Row]:
     return rows
 
 
-def _rate_row(item: str, result: Measurement, limit: float) -> Row:
+def _bare_envs(item: Item) -> list[Contender]:
+    if item.raw is None:
+        return []
+    one = item.raw(item.env_id)
+    # Envs that wait are no measure of how busy the machine is.
+    return [one] if item.waits else [RawEverywhere(item.env_id, item.raw), one]
+
+
+def _rate_row(item: str, result: Measurement, limit: float | None) -> Row:
     return Row(
         item,
         result.name,
