@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendName", "EngineConfig", "StartMethodName"]
 
-BackendName = Literal["processes", "threads", "coroutines", "serial"]
+BackendName = Literal["processes", "threads", "coroutines", "serial", "envpool"]
 StartMethodName = Literal["forkserver", "spawn", "fork"]
 
 
@@ -28,7 +28,8 @@ class EngineConfig:
     Attributes:
         backend: ``"processes"``: worker processes; ``"threads"``: each env on a thread of
             its own; ``"coroutines"``: envs whose ``reset`` and ``step`` are coroutines, on
-            one event loop in a thread of its own; ``"serial"``: the calling thread.
+            one event loop in a thread of its own; ``"serial"``: the calling thread;
+            ``"envpool"``: one pool of EnvPool's, in C++ threads.
         num_processes: worker processes; ``None`` for one per usable core. Never more
             than envs.
         start_method: how worker processes come to life.

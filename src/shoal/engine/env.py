@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 if TYPE_CHECKING:
-    from shoal.engine.spec import EnvSpec
+    from shoal.engine.spec import EnvSpec, LeafPath
 
-__all__ = ["AsyncEnv", "AsyncEnvFactory", "Env", "EnvFactory", "find_plain_methods"]
+__all__ = [
+    "AsyncEnv",
+    "AsyncEnvFactory",
+    "Env",
+    "EnvFactory",
+    "NativePool",
+    "NativePoolFactory",
+    "PoolResults",
+    "find_plain_methods",
+]
+
+Array = np.ndarray[Any, Any]
 
 
 class Env(Protocol):
@@ -100,6 +113,80 @@ class AsyncEnv(Protocol):
 
 AsyncEnvFactory = Callable[[], AsyncEnv | Awaitable[AsyncEnv]]
 """Builds one env on the running event loop; may itself be a coroutine function."""
+
+
+class PoolResults(NamedTuple):
+    """What a `NativePool` returned for some envs, in its own order.
+
+    Attributes:
+        env_ids: the envs.
+        observation: one array per leaf, in the order of ``spec.observation``.
+        reward: one per env.
+        terminated: one per env.
+        truncated: one per env.
+        info: one array per leaf, in the order of ``spec.info``.
+    """
+
+    env_ids: Array
+    observation: Sequence[Array]
+    reward: Array
+    terminated: Array
+    truncated: Array
+    info: Sequence[Array] = ()
+
+
+class NativePool(Protocol):
+    """Many envs in one object with threads of its own, for the backend ``"envpool"``.
+
+    An env that was sent to, or reset, is busy until a `recv` has returned its results. The
+    three of them are builtins, or as good as: an interrupt comes before or after one of
+    them, never within.
+
+    Attributes:
+        spec: the leaves of one env.
+        num_envs: how many envs there are.
+        batch_size: how many results a `recv` waits for; fewer than that cannot be had.
+        waits_for_all: a `recv` waits for all that are busy instead, however many. Only one
+            `send` or `reset` may be under way then.
+        send: starts steps; takes what `pack` returned.
+        reset: starts resets; takes ids as int32.
+        recv: waits for results; `unpack` reads them.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+    batch_size: int
+    waits_for_all: bool
+    send: Callable[[Any], None]
+    reset: Callable[[Array], None]
+    recv: Callable[[], Any]
+
+    def pack(self, actions: Mapping[LeafPath, Array], env_ids: Array | None) -> Any:
+        """Returns what `send` takes for these envs (``None``: all), ids as int32.
+
+        Args:
+            actions: the rows of all envs, per leaf. Copied.
+            env_ids: the envs.
+        """
+
+    def unfit(self, actions: Mapping[LeafPath, Array], env_ids: Array | None) -> Array | None:
+        """Returns the ids among these envs whose actions the pool does not survive."""
+
+    def unpack(self, received: Any) -> PoolResults:
+        """Returns what a `recv` returned in the engine's form."""
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Seeds all envs; none may be busy. Each has to be reset after that."""
+
+    def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls a method of the pool, or returns an attribute, for all envs at once."""
+
+    def close(self) -> None:
+        """Frees what the pool holds. None may be busy."""
+
+
+NativePoolFactory = Callable[[], NativePool]
+"""Builds a pool. It has an attribute ``num_envs``, and stands for each of its envs."""
 
 
 def find_plain_methods(env: object) -> list[str]:

@@ -5,7 +5,7 @@ Knows every backend. Does not know what an engine does with one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from shoal.engine.backends.common import LocalHost, build_here, close_envs
 from shoal.engine.backends.processes import ProcessBackend
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.engine.backends.base import Backend
     from shoal.engine.config import EngineConfig
-    from shoal.engine.env import EnvFactory
+    from shoal.engine.env import EnvFactory, NativePoolFactory
     from shoal.engine.spec import EnvSpec
 
 __all__ = ["open_backend"]
@@ -56,6 +56,12 @@ def open_backend(factories: Sequence[EnvFactory], config: EngineConfig) -> Backe
             keep_infos=config.keep_infos,
             mixed_specs=config.mixed_specs,
             deadline=Deadline.after(config.start_timeout),
+        )
+    if config.backend == "envpool":
+        from shoal.engine.backends.envpool import EnvPoolBackend
+
+        return EnvPoolBackend(
+            cast("Sequence[NativePoolFactory]", factories), keep_infos=config.keep_infos
         )
     num_envs, requested = len(factories), config.num_processes
     num_workers = choose_num_workers(num_envs, requested, count_usable_cores())

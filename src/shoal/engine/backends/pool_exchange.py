@@ -1,0 +1,289 @@
+"""What goes into a native pool and what comes out of it, env by env.
+
+Knows the contract of a native pool, rows, and how a caller is woken. Does not know what an
+engine asks of a backend; that is `envpool`.
+
+Where an env is lies in one array, `Exchange.phase`, and each change of it is one assignment
+that numpy carries out whole. With results that stay in a list until they have been noted,
+and requests that leave a trace as they go out, an interrupt at any place loses and repeats
+nothing: what it cut off is done again from what these say.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import IntEnum
+from itertools import starmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.engine.core.deadline import stopwatch
+from shoal.engine.core.layout import Status
+from shoal.engine.env import PoolResults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.engine.backends.waking import Wakeups
+    from shoal.engine.core.deadline import Deadline
+    from shoal.engine.core.layout import Arrays
+    from shoal.engine.env import NativePool
+
+__all__ = ["IDLE", "NEW", "Exchange", "Receiver"]
+
+Array = np.ndarray[Any, Any]
+_READY, _RESET_DONE = int(Status.READY), int(Status.RESET_DONE)
+
+
+class Phase(IntEnum):
+    """Where an env is. Those that wait for their turn, then those that are in the pool."""
+
+    RUNNING = 0  # idle, in the middle of an episode
+    ENDED = 1  # idle, and its episode is over
+    NEW = 2  # idle, and was never reset
+    WAITS_TO_STEP = 3
+    WAITS_TO_STEP_AUTORESET = 4
+    WAITS_TO_RESET = 5
+    WAITS_TO_RESET_AFTER = 6  # the end of an episode, in the same call
+    WAITS_TO_RESET_FIRST = 7  # and to step then: it was never reset
+    WAITS_TO_RESET_FIRST_AUTORESET = 8
+    STEPS = 9
+    STEPS_AUTORESET = 10
+    RESETS = 11
+    RESETS_AFTER = 12
+    RESETS_FIRST = 13
+    RESETS_FIRST_AUTORESET = 14
+
+
+_RUNNING, _ENDED, NEW = int(Phase.RUNNING), int(Phase.ENDED), int(Phase.NEW)
+IDLE = NEW  # the last phase of those that are idle
+_STEPS, _STEPS_AUTORESET = int(Phase.STEPS), int(Phase.STEPS_AUTORESET)
+_RESETS, _RESETS_AFTER = int(Phase.RESETS), int(Phase.RESETS_AFTER)
+_WAITS_TO_RESET, _IN_POOL = int(Phase.WAITS_TO_RESET), int(Phase.STEPS)
+_WAITS_TO_RESET_AFTER = int(Phase.WAITS_TO_RESET_AFTER)
+_FIRST = int(Phase.WAITS_TO_RESET_FIRST)
+_WAIT_TO_GO = _STEPS - int(Phase.WAITS_TO_STEP)  # from waiting to being in the pool
+_BOTH_FIRST = int(Phase.RESETS_FIRST) - int(Phase.WAITS_TO_STEP)  # from there to a step
+_ONCE: tuple[tuple[()], ...] = ((),)
+
+
+class Exchange:
+    """What goes into the pool and what comes out of it. Not for two threads at once.
+
+    Attributes:
+        pool: the pool.
+        phase: `Phase` per env.
+        may_wait: some envs may be waiting for their turn.
+    """
+
+    def __init__(self, pool: NativePool, arrays: Arrays) -> None:
+        self.pool = pool
+        self.may_wait = False
+        self.phase = np.full(pool.num_envs, NEW, np.uint8)
+        self._arrays = arrays
+        spec = pool.spec
+        self._step_rows = [arrays.observation[path] for path in spec.observation]
+        self._reset_rows = [arrays.reset_observation[path] for path in spec.observation]
+        self._info_rows = [arrays.info[path] for path in spec.info]
+        self._one_at_a_time = pool.waits_for_all
+        self._min_receivable = 1 if pool.waits_for_all else pool.batch_size
+        self._every = np.arange(pool.num_envs)
+        self._in_order = self._every.astype(np.int32).tobytes()
+        self._all_running = bytes([_RUNNING]) * pool.num_envs
+        self._box: list[Any] = []
+        self._sent: list[None] = []
+        self._request: tuple[Any, Any] = (self._every[:0], NEW)
+
+    # --- what may be asked of it ---------------------------------------------------
+
+    def all_done(self) -> bool:
+        """Returns whether no env is busy."""
+        return int(self.phase.max()) <= IDLE
+
+    def can_receive(self) -> bool:
+        """Returns whether `receive` would return at last."""
+        return bool(self._box) or int((self.phase >= _IN_POOL).sum()) >= self._min_receivable
+
+    # --- in ------------------------------------------------------------------------
+
+    def begin_resets(self, env_ids: Array | None) -> None:
+        """Starts resets of idle envs."""
+        self.phase[... if env_ids is None else env_ids] = _WAITS_TO_RESET
+        self.may_wait = True
+        self.pump()
+
+    def begin_steps(self, env_ids: Array | None, *, autoreset: bool) -> None:
+        """Starts steps of idle envs with the actions in their rows."""
+        going = _STEPS_AUTORESET if autoreset else _STEPS
+        if env_ids is None and self.phase.tobytes() == self._all_running:
+            packed = self.pool.pack(self._arrays.action, None)
+            self._transmit(self.pool.send, packed, slice(None), going)
+            return
+        ids = self._every if env_ids is None else env_ids
+        phases = self.phase[ids]
+        codes = np.where(phases == NEW, going + _FIRST - _STEPS, going - _WAIT_TO_GO)
+        over = ids[phases == _ENDED]
+        if len(over):
+            # The pool would start the next episode and call that a step. An env that is
+            # not reset stays where it is, and gains nothing.
+            codes[phases == _ENDED] = _WAITS_TO_RESET_AFTER if autoreset else _ENDED
+            self._arrays.reward[over] = 0
+            for rows in self._info_rows:
+                rows[over] = 0
+            if not autoreset:
+                self._publish(over, _READY)
+        self.phase[ids] = codes
+        self.may_wait = True
+        self.pump()
+
+    def pump(self) -> None:
+        """Sends what waits, as far as the pool can take it now."""
+        self._note_sent()
+        phase = self.phase
+        if not self.may_wait or (self._one_at_a_time and int(phase.max()) >= _IN_POOL):
+            return
+        resets = ((phase >= _WAITS_TO_RESET) & (phase < _IN_POOL)).nonzero()[0]
+        if len(resets):
+            codes = phase[resets] + _WAIT_TO_GO
+            self._transmit(self.pool.reset, resets.astype(np.int32), resets, codes)
+            if self._one_at_a_time:
+                return
+        steps = ((phase > IDLE) & (phase < _WAITS_TO_RESET)).nonzero()[0]
+        if len(steps):
+            packed = self.pool.pack(self._arrays.action, steps.astype(np.int32))
+            self._transmit(self.pool.send, packed, steps, phase[steps] + _WAIT_TO_GO)
+        self.may_wait = False
+
+    def _transmit(self, call: Callable[[Any], None], what: Any, where: Any, codes: Any) -> None:
+        self._request = (where, codes)
+        # One call into C and nothing else: either it has left its trace, or nothing was sent.
+        self._sent.extend(starmap(call, ((what,),)))
+        self._note_sent()
+
+    def _note_sent(self) -> None:
+        if self._sent:
+            where, codes = self._request
+            self.phase[where] = codes
+            self._sent.clear()
+
+    # --- out -----------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Waits for results. Only if `can_receive`."""
+        if not self._box:
+            self._box.extend(starmap(self.pool.recv, _ONCE))  # as in `_transmit`
+
+    def settle(self) -> None:
+        """Writes what was received into the rows, and sends what follows from it."""
+        if self._box:
+            self._note_results(self.pool.unpack(self._box[0]))
+            self._box.clear()
+        self.pump()
+
+    def _note_results(self, results: PoolResults) -> None:
+        ids = results.env_ids
+        where: Any = slice(None) if ids.tobytes() == self._in_order else ids
+        doing = self.phase[where]
+        first = int(doing[0])
+        if first < _IN_POOL:
+            return  # it was noted, and an interrupt came before the box was empty
+        if doing.tobytes() == bytes([first]) * len(ids):
+            self.phase[where] = self._write(first, where, results)
+            return
+        codes = np.zeros(len(ids), np.uint8)
+        for code in np.unique(doing).tolist():
+            mine = doing == code
+            codes[mine] = self._write(code, ids[mine], _picked(results, mine))
+        self.phase[where] = codes
+
+    def _write(self, code: int, where: Any, results: PoolResults) -> Any:
+        """Writes results of envs in one phase; returns the phases they are in now."""
+        arrays = self._arrays
+        if code >= _RESETS:
+            for rows, leaf in zip(self._reset_rows, results.observation, strict=True):
+                rows[where] = leaf
+            if code > _RESETS_AFTER:
+                self.may_wait = True
+                return code - _BOTH_FIRST
+            self._publish(where, _READY if code == _RESETS else _READY | _RESET_DONE)
+            return _RUNNING
+        for rows, leaf in zip(self._step_rows, results.observation, strict=True):
+            rows[where] = leaf
+        for rows, leaf in zip(self._info_rows, results.info, strict=True):
+            rows[where] = leaf
+        arrays.reward[where] = results.reward
+        arrays.terminated[where] = results.terminated
+        arrays.truncated[where] = results.truncated
+        ended = results.terminated | results.truncated
+        if code == _STEPS:
+            self._publish(where, _READY)
+            return ended  # true is `_ENDED`, false `_RUNNING`
+        if not ended.any():
+            self._publish(where, _READY)
+            return _RUNNING
+        self.may_wait = True
+        self._publish(where, ~ended)  # true is `_READY`
+        return ended * np.uint8(_WAITS_TO_RESET_AFTER)
+
+    def _publish(self, where: Any, status: Any) -> None:
+        if self._arrays.timed[0]:
+            self._arrays.ready_at[where] = stopwatch()
+        self._arrays.status[where] = status
+
+
+def _picked(results: PoolResults, mine: Array) -> PoolResults:
+    return PoolResults(
+        results.env_ids[mine],
+        [leaf[mine] for leaf in results.observation],
+        results.reward[mine],
+        results.terminated[mine],
+        results.truncated[mine],
+        [leaf[mine] for leaf in results.info],
+    )
+
+
+class Receiver:
+    """A thread that receives, so that others can wait as long as they like."""
+
+    def __init__(self, exchange: Exchange, lock: threading.Lock, wakeups: Wakeups) -> None:
+        self.error: BaseException | None = None
+        self._exchange = exchange
+        self._wakeups = wakeups
+        self._changed = threading.Condition(lock)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="shoal-envpool", daemon=True)
+        self._thread.start()
+
+    def tell(self) -> None:
+        """Says that there may be something to receive; the lock is held."""
+        self._changed.notify()
+
+    def stop(self, deadline: Deadline) -> bool:
+        """Ends the thread once nothing can be received; returns whether it has ended."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        left = deadline.left_s()
+        self._thread.join(min(left, threading.TIMEOUT_MAX))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        exchange = self._exchange
+        try:
+            while True:
+                with self._changed:
+                    while not exchange.can_receive():
+                        if self._is_closing:
+                            return
+                        self._changed.wait()
+                exchange.receive()
+                with self._changed:
+                    if self._is_closing:
+                        exchange.may_wait = False
+                    exchange.settle()
+                    is_over = not exchange.can_receive()
+                self._wakeups.notify(all_done=is_over)
+        except BaseException as exc:  # noqa: BLE001 - border: told to whoever waits
+            self.error = exc
+            self._wakeups.notify(all_done=True)
