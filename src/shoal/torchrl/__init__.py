@@ -6,6 +6,7 @@ The makers of envs and their metadata are TorchRL's own.
 from torchrl.envs import EnvCreator, env_creator, get_env_metadata
 
 from shoal.torchrl.batched import BatchedEnv, ParallelEnv, SerialEnv
+from shoal.torchrl.envpool import MultiThreadedEnv, MultiThreadedEnvWrapper
 from shoal.torchrl.pool import (
     AsyncEnvPool,
     AsyncioAsyncEnvPool,
@@ -13,6 +14,7 @@ from shoal.torchrl.pool import (
     SerialAsyncEnvPool,
     ThreadingAsyncEnvPool,
 )
+from shoal.torchrl.pool_envpool import EnvPoolAsyncEnvPool
 from shoal.torchrl.state import WorkerState
 
 __all__ = [
@@ -21,6 +23,9 @@ __all__ = [
     "BatchedEnv",
     "BatchedEnvBase",
     "EnvCreator",
+    "EnvPoolAsyncEnvPool",
+    "MultiThreadedEnv",
+    "MultiThreadedEnvWrapper",
     "ParallelEnv",
     "ProcessorAsyncEnvPool",
     "SerialAsyncEnvPool",

@@ -233,6 +233,7 @@ class _Buffers:
 
     def _finish(self, first: dict[str, torch.Tensor]) -> TensorDict:
         size = torch.Size((self._env.num_workers, self._max_steps))
+        tail = self._tables.tail
         root: dict[str, Any] = {}
         following: dict[str, Any] = {}
         for (key, column, _), resets in zip(self._leaves, self._resets, strict=True):
@@ -240,11 +241,11 @@ class _Buffers:
             following[key] = column.following()
         for name in _FLAGS:
             # Past the first step no row of the root is at an end: it was reset.
-            root[name] = torch.zeros(*size, 1, dtype=torch.bool)
+            root[name] = torch.zeros(*size, *tail, dtype=torch.bool)
             root[name][:, 0] = first[name]
-        terminated = self._terminated.following().unsqueeze(-1)
-        truncated = self._truncated.following().unsqueeze(-1)
-        following["reward"] = self._reward.following().unsqueeze(-1)
+        terminated = self._terminated.following().reshape(*size, *tail)
+        truncated = self._truncated.following().reshape(*size, *tail)
+        following["reward"] = self._reward.following().reshape(*size, *tail)
         following["terminated"] = terminated
         following["truncated"] = truncated
         following["done"] = terminated | truncated

@@ -92,6 +92,7 @@ class SpaceCodec:
         action_space: Space,
         *,
         categorical_action_encoding: bool = True,
+        bare_name: str | None = None,
     ) -> None:
         """Compiles both spaces.
 
@@ -99,6 +100,8 @@ class SpaceCodec:
             observation_space: the env's observation space.
             action_space: the env's action space.
             categorical_action_encoding: choices are numbers rather than one-hot rows.
+            bare_name: the key of an observation that is no Dict; ``None`` for
+                ``"pixels"`` or ``"observation"``, as ``GymWrapper`` decides.
 
         Raises:
             SpecError: a space is empty, or has a dtype that torch lacks.
@@ -106,7 +109,7 @@ class SpaceCodec:
         compiler = Compiler(is_categorical=categorical_action_encoding)
         observation = compiler.tree(observation_space, (), "observation")
         if not isinstance(observation_space, spaces.Dict):
-            observation = {_bare_name(observation_space): observation}
+            observation = {bare_name or _bare_name(observation_space): observation}
         assert isinstance(observation, dict)
         action: Tree = compiler.action_tree(observation_space, action_space, observation)
         action_spec = _spec_of(action)

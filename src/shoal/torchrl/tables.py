@@ -35,6 +35,10 @@ class Tables:
     """Tensor views of the rows of Gymnasium envs, made once, and the copies taken from them.
 
     See `Rows` for what its members do.
+
+    Attributes:
+        tail: the shape of one env's reward and flags: the trailing dimension that TorchRL
+            mostly gives them.
     """
 
     def __init__(
@@ -43,19 +47,21 @@ class Tables:
         codec: SpaceCodec,
         infos: InfoReaders,
         env_ids: Sequence[int] | None = None,
+        *,
+        tail: tuple[int, ...] = (1,),
     ) -> None:
         rows = engine.rows
         self.engine = engine
+        self.tail = tail
         self.steps_in_one = env_ids is None and not infos.needs_dicts
         self._readers = infos
         self._gather = engine.gatherer
         self._codec = codec
         self._choose(Selection(engine.num_envs, env_ids))
-        # With the trailing dimension that TorchRL gives to rewards and flags. Small copies
-        # are made by numpy, which takes a third of the time that torch takes.
-        self._reward = rows.reward.reshape(-1, 1)
-        self._terminated = rows.terminated.reshape(-1, 1)
-        self._truncated = rows.truncated.reshape(-1, 1)
+        # Small copies are made by numpy, which takes a third of the time that torch takes.
+        self._reward = rows.reward.reshape(-1, *tail)
+        self._terminated = rows.terminated.reshape(-1, *tail)
+        self._truncated = rows.truncated.reshape(-1, *tail)
         self._leaves = {
             path: (array, rows.reset_observation[path]) for path, array in rows.observation.items()
         }
@@ -87,11 +93,11 @@ class Tables:
 
     def select(self, env_ids: Sequence[int], reset_keys: Sequence[Any]) -> Tables:
         """Returns the rows of some envs, in this order."""
-        return Tables(self.engine, self._codec, self._readers, env_ids)
+        return type(self)(self.engine, self._codec, self._readers, env_ids, tail=self.tail)
 
     def some(self, env_ids: Array) -> Tables:
         """Returns the rows of some envs, for one call."""
-        twin = object.__new__(Tables)
+        twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._choose(Selection(self.engine.num_envs, env_ids))
         return twin
@@ -187,14 +193,14 @@ class Tables:
                 put(found, path, pick(pair, newer), self._size)
         if not none_at_end:
             terminated, truncated = self._flags()
-            old = ~self._chosen.pick(fresh).reshape(-1, 1)
+            old = ~self._chosen.pick(fresh).reshape(-1, *self.tail)
             if ((terminated | truncated) & old).any():
                 found["done"] = from_numpy((terminated | truncated) & old)
                 found["terminated"] = from_numpy(terminated & old)
                 found["truncated"] = from_numpy(truncated & old)
                 return found
         for name in ("done", "terminated", "truncated"):
-            found[name] = from_numpy(np.zeros((self._num_envs, 1), np.bool_))
+            found[name] = from_numpy(np.zeros((self._num_envs, *self.tail), np.bool_))
         return found
 
     # --- other than tensors --------------------------------------------------------
