@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-import uuid
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from running import run
 
-from shoal.testing.leaks import find_marked
+if TYPE_CHECKING:
+    from pathlib import Path
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_cartpole.py"
+run_example = partial(run, "ppo_cartpole.py")
 HAS_MATPLOTLIB = find_spec("matplotlib") is not None
-
-
-def run_example(*options: str) -> tuple[int, str, str]:
-    """Returns exit code, stdout and stderr; fails if a process is left."""
-    marker = f"{uuid.uuid4()}"
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), *options],
-        env={**os.environ, "SHOAL_TEST": marker, "COLUMNS": "100", "NO_COLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    until = time.monotonic() + 10  # what is on its way out may take some time to go
-    while left := find_marked(f"SHOAL_TEST={marker}"):
-        assert time.monotonic() < until, f"still there: {left}"
-        time.sleep(0.01)
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_it_trains_and_sums_up() -> None:
