@@ -42,12 +42,16 @@ class EnvIndices:
     def one(self, env_id: int) -> NonTensorData:
         """Returns the entry of a single row; a new one."""
         inner, data = self._parts[env_id]
-        tensordict = TensorDict.__new__(TensorDict)
-        tensordict.__dict__.update(inner, _tensordict={})
-        entry = NonTensorData.__new__(NonTensorData)
-        entry.__dict__.update(
-            _tensordict=tensordict, _non_tensordict=data.copy(), _is_initialized=True
-        )
+        # Not by the classes' own `__new__`, which takes as long as all of this.
+        tensordict: TensorDict = object.__new__(TensorDict)
+        members = tensordict.__dict__
+        members.update(inner)
+        members["_tensordict"] = {}
+        entry: NonTensorData = object.__new__(NonTensorData)
+        members = entry.__dict__
+        members["_tensordict"] = tensordict
+        members["_non_tensordict"] = data.copy()
+        members["_is_initialized"] = True
         return entry
 
     def of(self, env_ids: Array) -> NonTensorStack:
