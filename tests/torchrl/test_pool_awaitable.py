@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import threading
 from typing import Any
 
@@ -41,7 +42,7 @@ async def until_at(gate: Any) -> None:
 
 async def until_waiting(pool: Any, count: int = 1) -> None:
     """Lets the loop run until so many wait."""
-    while pool._engine is not None and pool._engine._num_waiting < count:
+    while pool._engine._num_waiting < count:  # noqa: ASYNC110 - nobody could set an event
         await asyncio.sleep(0)
 
 
@@ -161,7 +162,7 @@ def test_streams_share_what_comes(open_pool: Any) -> None:
         pool.async_step_and_maybe_reset_send(acts(*[1] * 6, ids=range(6)))
         return await asyncio.gather(consume(), consume())
 
-    assert sorted(sum(run(main()), [])) == sorted(list(range(6)) * 5)
+    assert sorted(itertools.chain(*run(main()))) == sorted(list(range(6)) * 5)
 
 
 # --- errors, cancels, timeouts -------------------------------------------------------
@@ -232,7 +233,7 @@ def test_a_timeout_takes_nothing_with_it(way: str, open_pool: Any, gate: Any) ->
 
     async def main() -> None:
         await pool.areset()
-        with pytest.raises(RecvTimeout, match="envs 1 to step within 0.02 s"):
+        with pytest.raises(RecvTimeout, match=r"envs 1 to step within 0\.02 s"):
             await pool.astep(act(WAIT), 1, timeout=0.02)
         await until_at(gate)
         with pytest.raises(TimeoutError):

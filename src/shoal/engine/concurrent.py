@@ -404,6 +404,13 @@ class ConcurrentEngine(Engine):
             finally:
                 self._settle()
 
+    @contextlib.contextmanager
+    def _exclusive_and_well(self) -> Iterator[None]:
+        with self.exclusive():
+            if self.is_broken:
+                self._raise_broken()
+            yield
+
     def send(self, *args: Any, **kwargs: Any) -> None:
         """See `Engine.send`."""
         with self.lock:
@@ -417,26 +424,26 @@ class ConcurrentEngine(Engine):
 
     def step_rows(self, actions: Any, env_ids: Array | None = None, **options: Any) -> None:
         """See `Engine.step_rows`."""
-        with self.exclusive():
+        with self._exclusive_and_well():
             began = stopwatch()
             super().step_rows(actions, env_ids, **options)
             self.on_rows(env_ids, began, is_reset=False)
 
     def reset_rows(self, env_ids: Array | None, **options: Any) -> None:
         """See `Engine.reset_rows`."""
-        with self.exclusive():
+        with self._exclusive_and_well():
             began = stopwatch()
             super().reset_rows(env_ids, **options)
             self.on_rows(env_ids, began, is_reset=True)
 
     def seed(self, *args: Any, **kwargs: Any) -> tuple[list[int], int]:
         """See `Engine.seed`."""
-        with self.exclusive():
+        with self._exclusive_and_well():
             return super().seed(*args, **kwargs)
 
     def call(self, *args: Any, **kwargs: Any) -> list[Any]:
         """See `Engine.call`."""
-        with self.exclusive():
+        with self._exclusive_and_well():
             return super().call(*args, **kwargs)
 
     def close(self, timeout: float | None = None) -> None:
