@@ -31,6 +31,7 @@ from shoal.torchrl.pool_children import (
     AsyncChildren,
     async_factories,
     makers_of,
+    masks_of,
     num_processes_for,
     share_spaces,
     wrapping_factories,
@@ -151,7 +152,8 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
 
         Raises:
             NotImplementedError: an unknown ``stack`` or ``backend``.
-            ValueError: ``create_env_kwargs`` of the wrong length, or a wrong number.
+            ValueError: ``create_env_kwargs`` or ``worker_affinity`` of the wrong length, or a
+                wrong number.
             RuntimeError: ``stack="dense"``, and the envs cannot be stacked.
             TypeError: something that makes no env of this backend.
         """
@@ -176,10 +178,8 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
                 " give one per env, or one for all"
             )
         num_processes = num_processes_for(len(makers), envs_per_worker)
-        masks = worker_affinity
-        if callable(masks):
-            masks = [masks(number) for number in range(num_processes)]
-        self._affinity = masks
+        self._affinity = masks_of(worker_affinity, num_processes)
+        self.worker_affinity = worker_affinity
         self._start_lock = threading.RLock()
         self.exchange = exchange or "auto"
         self._lazy_start = lazy_start

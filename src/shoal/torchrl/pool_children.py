@@ -6,6 +6,8 @@ Knows both adapters. Does not know how a pool sends or receives.
 from __future__ import annotations
 
 import math
+import os
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torchrl.envs import EnvBase
@@ -25,6 +27,7 @@ __all__ = [
     "AsyncChildren",
     "async_factories",
     "makers_of",
+    "masks_of",
     "num_processes_for",
     "share_spaces",
     "wrapping_factories",
@@ -85,6 +88,49 @@ def num_processes_for(num_envs: int, envs_per_worker: Any) -> int:
     ):
         raise ValueError(f"envs_per_worker is an integer >= 1, not {envs_per_worker!r}")
     return math.ceil(num_envs / envs_per_worker)
+
+
+def masks_of(worker_affinity: Any, num_processes: int) -> list[list[int]] | None:
+    """Returns the cores of each worker process.
+
+    Args:
+        worker_affinity: one collection of cores per worker, or a function from its number.
+        num_processes: how many workers there are.
+
+    Raises:
+        ValueError: masks for another number of workers, an empty one, or a core that this
+            process may not use.
+        TypeError: something else than integers.
+    """
+    if worker_affinity is None:
+        return None
+    if callable(worker_affinity):
+        worker_affinity = [worker_affinity(number) for number in range(num_processes)]
+    masks = [_mask_of(mask, number) for number, mask in enumerate(worker_affinity)]
+    if len(masks) != num_processes:
+        raise ValueError(
+            f"worker_affinity holds {len(masks)} masks for {num_processes} worker processes; give"
+            " one for each"
+        )
+    return masks
+
+
+def _mask_of(mask: Any, number: int) -> list[int]:
+    name = f"worker_affinity[{number}]"
+    try:
+        cores = list(mask)
+    except TypeError:
+        raise TypeError(f"{name} is a collection of core numbers, not {mask!r}") from None
+    if not all(isinstance(core, Integral) and not isinstance(core, bool) for core in cores):
+        raise TypeError(f"{name} holds core numbers, which are integers; not {cores}")
+    if not cores:
+        raise ValueError(f"{name} is empty: a worker needs at least one core")
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cores)
+    if wrong := sorted(set(cores) - usable):
+        raise ValueError(
+            f"{name} names cores {wrong}, and this process may use {sorted(usable)} only"
+        )
+    return [int(core) for core in cores]
 
 
 def share_spaces(descriptions: Sequence[GymnasiumDescription]) -> bool:
