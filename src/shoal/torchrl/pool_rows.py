@@ -144,7 +144,7 @@ def first_row(batch: TensorDictBase) -> TensorDictBase:
                 entries[key] = first_row(value)
             else:
                 return batch[0]
-        return TensorDict._new_unsafe(entries, batch_size=batch.batch_size[1:])
+        return TensorDict._new_unsafe(entries, batch_size=batch.batch_size[1:], device=batch.device)
     return batch[0]
 
 
