@@ -9,7 +9,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, TensorSpec, Unbounded
 
 from shoal.adapters.envpool import PLAYER_REWARD
@@ -95,16 +97,35 @@ class EnvPoolChildren:
 class EnvPoolTables(Tables):
     """Rows of EnvPool's envs."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        spec = self._codec.action_spec
+        self._choices = spec if isinstance(spec, Categorical) else None
+        # As it is, that is: neither one-hot nor counted from another number.
+        self._one_choice = (
+            self._choices is not None
+            and spec.shape == ()
+            and self._codec.action_fields[0].codec.is_identity
+        )
+
     def encode(self, tensordict: TensorDictBase) -> Any:
         """Returns the actions of all envs, which may have one dimension too many."""
-        action, spec = tensordict.get("action", None), self._codec.action_spec
-        if (
-            isinstance(spec, Categorical)
-            and isinstance(action, torch.Tensor)
-            and action.shape[:-1] == (self._num_envs, *spec.shape)
-            and action.shape[-1]
-        ):
-            tensordict = tensordict.copy().set("action", _first_choice(action, spec))
+        if self._choices is None:
+            return super().encode(tensordict)
+        is_plain = type(tensordict) is TensorDict
+        action = (
+            tensordict._tensordict.get("action") if is_plain else tensordict.get("action", None)
+        )
+        if not isinstance(action, torch.Tensor):
+            return super().encode(tensordict)
+        if self._one_choice and action.dtype is torch.int64 and action.shape == self._size:
+            # Nearly always: no more than a look at the bounds.
+            numbers = action.numpy(force=True)
+            if numbers.view(np.uint64).max() < self._choices.space.n:
+                return {(): numbers}
+        if action.shape[:-1] == (self._num_envs, *self._choices.shape) and action.shape[-1]:
+            action = _first_choice(action, self._choices)
+            tensordict = tensordict.copy().set("action", action)
         return super().encode(tensordict)
 
 

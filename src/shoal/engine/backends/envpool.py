@@ -92,9 +92,12 @@ class EnvPoolBackend:
         """Carries out the op rows, which are the same for all of these envs."""
         self._check_process()
         ops = self.arrays.op
-        ids = None if env_ids is None else np.asarray(env_ids, np.int64)
-        op = int(ops[0] if ids is None else ops[ids[0]])
-        ops[... if ids is None else ids] = 0
+        if env_ids is None:
+            ids, op = None, int(ops[0])
+            ops.fill(0)
+        else:
+            ids, op = np.asarray(env_ids, np.int64), int(ops[env_ids[0]])
+            ops[ids] = 0
         with self._lock:
             if op == Op.RESET:
                 self._exchange.begin_resets(ids)
@@ -182,26 +185,25 @@ class EnvPoolBackend:
         exchange = self._exchange
         if self._receiver is None and deadline.expires_at == math.inf:
             while not done():
-                self._check_hope()
+                self._check_hope(is_stuck=exchange.is_stuck())
                 exchange.receive()
                 exchange.settle()
             return True
         receiver = self._start_receiver()
 
         def is_over() -> bool:
-            return done() or receiver.error is not None or not exchange.can_receive()
+            return done() or receiver.error is not None or exchange.is_stuck()
 
         self._wakeups.wait(is_over, deadline, for_all=for_all)
         self.take_news([])
-        if done():
-            return True
-        with self._lock:
-            if not done():
-                self._check_hope()
+        # In this order: what was the last to come is in the rows before nothing is left.
+        is_stuck = exchange.is_stuck()
+        if not done():
+            self._check_hope(is_stuck=is_stuck)
         return done()
 
-    def _check_hope(self) -> None:
-        if not self._exchange.can_receive():
+    def _check_hope(self, *, is_stuck: bool) -> None:
+        if is_stuck:
             raise UsageError(
                 f"EnvPool returns {self._pool.batch_size} envs at a time, and fewer than that are"
                 " under way: send more of them first, or make the pool with batch_size=1"
@@ -262,11 +264,11 @@ class EnvPoolBackend:
         """Goes on with what an interrupt cut off, and drops what had not begun."""
         self.arrays.op.fill(0)
         with self._lock:
-            self._exchange.may_wait = True
+            self._exchange.recount()
             if self._receiver is None:
                 self._exchange.settle()
-            else:
-                self._exchange.pump()
+                self._exchange.recount()
+            self._exchange.pump()
             self.arrays.status[self._exchange.phase <= IDLE] = _READY
             self._tell()
 
@@ -298,20 +300,22 @@ class EnvPoolBackend:
             return
         if self._exchange.can_receive():
             self._start_receiver()
-        if self._receiver is not None and not self._receiver.stop(deadline):
+        if self._receiver is None:
+            self._pool.close()
+        elif not self._receiver.stop(deadline, self._pool.close):
             warnings.warn(
                 f"Envs of EnvPool did not finish their step within {deadline.timeout_s:g} s; the"
-                " pool is left alone.",
+                " pool is left alone, and closed when they do.",
                 RuntimeWarning,
                 stacklevel=3,
             )
-            return
         self._wakeups.close()
-        self._pool.close()
 
 
 def _close_forgotten(pool: NativePool, wakeups: Wakeups, receivers: list[Receiver]) -> None:
     """Runs when the backend was forgotten, or the interpreter ends."""
-    if all(receiver.stop(Deadline.after(2)) for receiver in receivers):
-        wakeups.close()
+    for receiver in receivers:
+        receiver.stop(Deadline.after(2), pool.close)
+    wakeups.close()
+    if not receivers:
         pool.close()

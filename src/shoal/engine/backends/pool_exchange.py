@@ -62,6 +62,7 @@ _STEPS, _STEPS_AUTORESET = int(Phase.STEPS), int(Phase.STEPS_AUTORESET)
 _RESETS, _RESETS_AFTER = int(Phase.RESETS), int(Phase.RESETS_AFTER)
 _WAITS_TO_RESET, _IN_POOL = int(Phase.WAITS_TO_RESET), int(Phase.STEPS)
 _WAITS_TO_RESET_AFTER = int(Phase.WAITS_TO_RESET_AFTER)
+_AFTER_END = np.uint8(_WAITS_TO_RESET_AFTER)
 _FIRST = int(Phase.WAITS_TO_RESET_FIRST)
 _WAIT_TO_GO = _STEPS - int(Phase.WAITS_TO_STEP)  # from waiting to being in the pool
 _BOTH_FIRST = int(Phase.RESETS_FIRST) - int(Phase.WAITS_TO_STEP)  # from there to a step
@@ -74,12 +75,14 @@ class Exchange:
     Attributes:
         pool: the pool.
         phase: `Phase` per env.
-        may_wait: some envs may be waiting for their turn.
+        num_waiting: how many envs wait for their turn. It and the next follow from
+            `phase`, and are wrong after an interrupt until `recount`.
+        num_in_pool: how many envs are in the pool.
     """
 
     def __init__(self, pool: NativePool, arrays: Arrays) -> None:
         self.pool = pool
-        self.may_wait = False
+        self.num_waiting = self.num_in_pool = 0
         self.phase = np.full(pool.num_envs, NEW, np.uint8)
         self._arrays = arrays
         spec = pool.spec
@@ -99,18 +102,32 @@ class Exchange:
 
     def all_done(self) -> bool:
         """Returns whether no env is busy."""
-        return int(self.phase.max()) <= IDLE
+        return not self.num_in_pool and not self.num_waiting
 
     def can_receive(self) -> bool:
         """Returns whether `receive` would return at last."""
-        return bool(self._box) or int((self.phase >= _IN_POOL).sum()) >= self._min_receivable
+        return self.num_in_pool >= self._min_receivable
+
+    def is_stuck(self) -> bool:
+        """Returns whether nothing more will come unless more is sent.
+
+        Also right without the lock: an env that comes out of the pool and has to go back
+        is counted among those that wait before it is no longer counted there.
+        """
+        return not self.num_waiting and not self.can_receive()
+
+    def recount(self) -> None:
+        """Makes up for what an interrupt may have cut off."""
+        self._note_sent()
+        self.num_in_pool = int((self.phase >= _IN_POOL).sum())
+        self.num_waiting = int((self.phase > IDLE).sum()) - self.num_in_pool
 
     # --- in ------------------------------------------------------------------------
 
     def begin_resets(self, env_ids: Array | None) -> None:
         """Starts resets of idle envs."""
         self.phase[... if env_ids is None else env_ids] = _WAITS_TO_RESET
-        self.may_wait = True
+        self.num_waiting += len(self.phase) if env_ids is None else len(env_ids)
         self.pump()
 
     def begin_steps(self, env_ids: Array | None, *, autoreset: bool) -> None:
@@ -119,6 +136,7 @@ class Exchange:
         if env_ids is None and self.phase.tobytes() == self._all_running:
             packed = self.pool.pack(self._arrays.action, None)
             self._transmit(self.pool.send, packed, slice(None), going)
+            self.num_in_pool = len(self.phase)
             return
         ids = self._every if env_ids is None else env_ids
         phases = self.phase[ids]
@@ -134,26 +152,34 @@ class Exchange:
             if not autoreset:
                 self._publish(over, _READY)
         self.phase[ids] = codes
-        self.may_wait = True
+        self.num_waiting += int((codes > IDLE).sum())
         self.pump()
 
     def pump(self) -> None:
         """Sends what waits, as far as the pool can take it now."""
-        self._note_sent()
-        phase = self.phase
-        if not self.may_wait or (self._one_at_a_time and int(phase.max()) >= _IN_POOL):
+        if not self.num_waiting or (self._one_at_a_time and self.num_in_pool):
             return
-        resets = ((phase >= _WAITS_TO_RESET) & (phase < _IN_POOL)).nonzero()[0]
+        phase = self.phase
+        waits = phase >= _WAITS_TO_RESET
+        if self.num_in_pool:
+            waits &= phase < _IN_POOL
+        resets = waits.nonzero()[0]
         if len(resets):
             codes = phase[resets] + _WAIT_TO_GO
             self._transmit(self.pool.reset, resets.astype(np.int32), resets, codes)
+            self._count_sent(len(resets))
             if self._one_at_a_time:
                 return
-        steps = ((phase > IDLE) & (phase < _WAITS_TO_RESET)).nonzero()[0]
-        if len(steps):
+        if self.num_waiting:
+            steps = ((phase > IDLE) & (phase < _WAITS_TO_RESET)).nonzero()[0]
             packed = self.pool.pack(self._arrays.action, steps.astype(np.int32))
             self._transmit(self.pool.send, packed, steps, phase[steps] + _WAIT_TO_GO)
-        self.may_wait = False
+            self._count_sent(len(steps))
+
+    def _count_sent(self, count: int) -> None:
+        # In this order: who looks without the lock must not take them for done.
+        self.num_in_pool += count
+        self.num_waiting -= count
 
     def _transmit(self, call: Callable[[Any], None], what: Any, where: Any, codes: Any) -> None:
         self._request = (where, codes)
@@ -174,12 +200,13 @@ class Exchange:
         if not self._box:
             self._box.extend(starmap(self.pool.recv, _ONCE))  # as in `_transmit`
 
-    def settle(self) -> None:
-        """Writes what was received into the rows, and sends what follows from it."""
+    def settle(self, *, goes_on: bool = True) -> None:
+        """Writes what was received into the rows, and sends what follows if it ``goes_on``."""
         if self._box:
             self._note_results(self.pool.unpack(self._box[0]))
             self._box.clear()
-        self.pump()
+        if goes_on and self.num_waiting:
+            self.pump()
 
     def _note_results(self, results: PoolResults) -> None:
         ids = results.env_ids
@@ -190,24 +217,28 @@ class Exchange:
             return  # it was noted, and an interrupt came before the box was empty
         if doing.tobytes() == bytes([first]) * len(ids):
             self.phase[where] = self._write(first, where, results)
-            return
-        codes = np.zeros(len(ids), np.uint8)
-        for code in np.unique(doing).tolist():
-            mine = doing == code
-            codes[mine] = self._write(code, ids[mine], _picked(results, mine))
-        self.phase[where] = codes
+        else:
+            codes = np.zeros(len(ids), np.uint8)
+            for code in np.unique(doing).tolist():
+                mine = doing == code
+                codes[mine] = self._write(code, ids[mine], _picked(results, mine))
+            self.phase[where] = codes
+        self.num_in_pool -= len(ids)
 
     def _write(self, code: int, where: Any, results: PoolResults) -> Any:
         """Writes results of envs in one phase; returns the phases they are in now."""
+        if code < _RESETS:
+            return self._write_steps(code, where, results)
+        for rows, leaf in zip(self._reset_rows, results.observation, strict=True):
+            rows[where] = leaf
+        if code > _RESETS_AFTER:
+            self.num_waiting += len(results.env_ids)
+            return code - _BOTH_FIRST
+        self._publish(where, _READY if code == _RESETS else _READY | _RESET_DONE)
+        return _RUNNING
+
+    def _write_steps(self, code: int, where: Any, results: PoolResults) -> Any:
         arrays = self._arrays
-        if code >= _RESETS:
-            for rows, leaf in zip(self._reset_rows, results.observation, strict=True):
-                rows[where] = leaf
-            if code > _RESETS_AFTER:
-                self.may_wait = True
-                return code - _BOTH_FIRST
-            self._publish(where, _READY if code == _RESETS else _READY | _RESET_DONE)
-            return _RUNNING
         for rows, leaf in zip(self._step_rows, results.observation, strict=True):
             rows[where] = leaf
         for rows, leaf in zip(self._info_rows, results.info, strict=True):
@@ -218,13 +249,14 @@ class Exchange:
         ended = results.terminated | results.truncated
         if code == _STEPS:
             self._publish(where, _READY)
-            return ended  # true is `_ENDED`, false `_RUNNING`
-        if not ended.any():
+            return ended  # true is `Phase.ENDED`, false `Phase.RUNNING`
+        num_ended = np.count_nonzero(ended)
+        if not num_ended:
             self._publish(where, _READY)
             return _RUNNING
-        self.may_wait = True
-        self._publish(where, ~ended)  # true is `_READY`
-        return ended * np.uint8(_WAITS_TO_RESET_AFTER)
+        self.num_waiting += int(num_ended)
+        self._publish(where, ~ended)  # true is `Status.READY`
+        return ended * _AFTER_END
 
     def _publish(self, where: Any, status: Any) -> None:
         if self._arrays.timed[0]:
@@ -251,7 +283,8 @@ class Receiver:
         self._exchange = exchange
         self._wakeups = wakeups
         self._changed = threading.Condition(lock)
-        self._is_closing = False
+        self._is_closing = self._is_over = False
+        self._at_end: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="shoal-envpool", daemon=True)
         self._thread.start()
 
@@ -259,16 +292,32 @@ class Receiver:
         """Says that there may be something to receive; the lock is held."""
         self._changed.notify()
 
-    def stop(self, deadline: Deadline) -> bool:
-        """Ends the thread once nothing can be received; returns whether it has ended."""
+    def stop(self, deadline: Deadline, at_end: Callable[[], None]) -> bool:
+        """Ends the thread once nothing can be received, and calls ``at_end`` then.
+
+        Returns:
+            Whether that has happened by the deadline; it will in any case.
+        """
         with self._changed:
             self._is_closing = True
+            is_over, self._at_end = self._is_over, at_end
             self._changed.notify()
-        left = deadline.left_s()
-        self._thread.join(min(left, threading.TIMEOUT_MAX))
+        if is_over:
+            at_end()
+        self._thread.join(min(deadline.left_s(), threading.TIMEOUT_MAX))
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._receive_all()
+        finally:
+            with self._changed:
+                at_end = self._at_end
+                self._is_over = True
+            if at_end is not None:
+                at_end()
+
+    def _receive_all(self) -> None:
         exchange = self._exchange
         try:
             while True:
@@ -279,9 +328,7 @@ class Receiver:
                         self._changed.wait()
                 exchange.receive()
                 with self._changed:
-                    if self._is_closing:
-                        exchange.may_wait = False
-                    exchange.settle()
+                    exchange.settle(goes_on=not self._is_closing)
                     is_over = not exchange.can_receive()
                 self._wakeups.notify(all_done=is_over)
         except BaseException as exc:  # noqa: BLE001 - border: told to whoever waits
