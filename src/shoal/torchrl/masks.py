@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tensordict import TensorDict
 
 from shoal.errors import SpecError
 
@@ -56,7 +57,12 @@ def step_mask(tensordict: TensorDictBase, batch_size: Sequence[int]) -> Array | 
 
 
 def _rows(tensordict: TensorDictBase | None, key: str, num_envs: int) -> Array | None:
-    mask = None if tensordict is None else tensordict.get(key, None)
+    if tensordict is None:
+        return None
+    if type(tensordict) is TensorDict:  # nearly always, and then there is hardly ever a mask
+        mask = tensordict._tensordict.get(key)
+    else:
+        mask = tensordict.get(key, None)
     if mask is None:
         return None
     # The mask may change as soon as the call is over: only the ids are kept.
