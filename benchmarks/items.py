@@ -47,6 +47,7 @@ from benchmarks.contenders import (
     StableBaselines,
     TorchRLSerialTransformed,
 )
+from benchmarks.envpool import BareEnvPool, ShoalMultiThreaded, ShoalMultiThreadedRollout
 from shoal._compare.contenders import (
     Contender,
     GymnasiumAsync,
@@ -306,6 +307,21 @@ ITEMS = (
         8,
         (GymnasiumAsync, TorchRLSerial, ShoalEngine, ShoalParallel),
         (Bar(ShoalEngine.name, 0.90),),
+    ),
+    # EnvPool's envs are its own: its Pong returns stacked grey frames of 84 x 84.
+    Item(
+        "envpool-pong-8",
+        PONG,
+        8,
+        (BareEnvPool, ShoalMultiThreadedRollout, ShoalMultiThreaded, ShoalParallel),
+        (Bar(ShoalMultiThreaded.name, 0.90, BareEnvPool.name),),
+    ),
+    Item(
+        "envpool-cartpole-64",
+        CARTPOLE,
+        64,
+        (BareEnvPool, ShoalMultiThreadedRollout, ShoalMultiThreaded, ShoalParallel),
+        (Bar(ShoalMultiThreaded.name, 0.50, BareEnvPool.name),),
     ),
     *_with_children("gymenv", GYM_ENV, times_spawned=20),
     Item(
