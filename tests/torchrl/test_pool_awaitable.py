@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pool_cases import (
     APART,
+    MAIN,
     SOON,
     WAYS,
     Thread,
@@ -82,7 +83,7 @@ def test_a_coroutine_per_env(way: str, open_pool: Any) -> None:
     assert not pool._engine._watches
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_batches(way: str, open_pool: Any) -> None:
     pool = open_pool(way, 4)
 
@@ -100,7 +101,7 @@ def test_batches(way: str, open_pool: Any) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_receiving_what_was_sent_otherwise(way: str, open_pool: Any) -> None:
     pool = open_pool(way, 4)
 
@@ -122,7 +123,7 @@ def test_receiving_what_was_sent_otherwise(way: str, open_pool: Any) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_stream_of_results(way: str, open_pool: Any) -> None:
     """`arecv` ends when nothing is in flight any more."""
     num_envs, num_steps = 4, 10
@@ -168,7 +169,7 @@ def test_streams_share_what_comes(open_pool: Any) -> None:
 # --- errors, cancels, timeouts -------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_errors_reach_who_awaits(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
 
@@ -328,7 +329,7 @@ def test_closed_on_the_loop_itself(way: str, open_pool: Any, gate: Any) -> None:
     assert [type(one) for one in run(main())] == [ClosedError] * 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_loop_that_ends_with_coroutines_on_it(way: str, open_pool: Any, gate: Any) -> None:
     """`asyncio.run` cancels them; another loop goes on."""
     pool = open_pool(way, env={"gate": gate})
@@ -352,7 +353,7 @@ def test_a_loop_that_ends_with_coroutines_on_it(way: str, open_pool: Any, gate: 
 # --- several at once -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_two_loops_and_a_thread(way: str, open_pool: Any) -> None:
     num_envs, num_steps = 9, 20
     pool = open_pool(way, num_envs, env={"length": 4})

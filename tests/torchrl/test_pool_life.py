@@ -15,6 +15,7 @@ import torch
 from batched_cases import SEED, assert_same, open_reference
 from pool_cases import (
     APART,
+    MAIN,
     PLAIN,
     SOON,
     WAYS,
@@ -124,7 +125,7 @@ def test_rollouts_equal_those_of_the_serial_env(way: str, pools: Any, wanted_dat
 
 
 @pytest.mark.parametrize("break_when_any_done", [True, False, "both"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_the_specs_are_true(way: str, break_when_any_done: Any, open_pool: Any) -> None:
     pool = open_pool(way, env={"length": 4, "tame": True})
     check_env_specs(pool, break_when_any_done=break_when_any_done)
@@ -132,7 +133,7 @@ def test_the_specs_are_true(way: str, break_when_any_done: Any, open_pool: Any) 
     check_env_specs(around, break_when_any_done=break_when_any_done)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_transforms_around_a_pool(way: str, open_pool: Any) -> None:
     env = TransformedEnv(open_pool(way, env={"length": 3}), RewardSum())
     data = env.rollout(7, lambda td: td.update(acts(1, 2, 3)), break_when_any_done=False)
@@ -147,7 +148,7 @@ def test_transforms_around_a_pool(way: str, open_pool: Any) -> None:
 # --- synchronous verbs ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_public_verbs_say_whose_it_is(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
     root = pool.reset()
@@ -160,7 +161,7 @@ def test_public_verbs_say_whose_it_is(way: str, open_pool: Any) -> None:
     assert pool.async_step_recv(min_get=3)["next", "reward"].flatten().tolist() == [4, 5, 6]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_partial_reset_touches_only_those_in_the_mask(way: str, open_pool: Any) -> None:
     pool = open_pool(way, 4)
     pool.reset()
@@ -178,7 +179,7 @@ def test_a_partial_reset_touches_only_those_in_the_mask(way: str, open_pool: Any
     assert seen(after) == [[0, 2, 41], [1, 1, 2], [2, 1, 3], [3, 2, 41]]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_reset_arguments_and_errors_of_all(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
     assert seen(pool.reset(options={"count": 3})) == [[i, 1, 3] for i in range(3)]
@@ -237,7 +238,7 @@ def test_a_reset_that_times_out_holds_up_no_other(way: str, open_pool: Any, gate
 # --- seeds, state, dispatch ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_seeds_follow_the_chain(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
     reference = open_reference(3, "CartPole-v1")
@@ -277,7 +278,7 @@ def _make_summed(_: int) -> Any:
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_attributes_and_methods_of_the_envs(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
     pool.reset()
@@ -398,7 +399,7 @@ def test_the_class_for_each_backend(open_pool: Any) -> None:
 # --- start and end -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_pool_that_starts_lazily(way: str, open_pool: Any) -> None:
     pool = open_pool(way, lazy_start=True)
     assert pool.is_closed
@@ -474,7 +475,7 @@ def test_instances_cannot_start_again(way: str) -> None:
     assert pool.is_closed
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_forgotten_pool_leaves_nothing(way: str) -> None:
     pool = open_named(way, 2)
     pool.async_reset_send()
@@ -497,7 +498,7 @@ def test_pickling(way: str, open_pool: Any) -> None:
         twin.close(raise_if_closed=False)
 
 
-@pytest.mark.parametrize("way", ["threads", "processes"])
+@pytest.mark.parametrize("way", ["threads", "processes-2"])
 def test_a_collector_over_a_pool_closes_it(way: str) -> None:
     pool = open_named(way, 3, env={"length": 4, "tame": True})
     collector = Collector(pool, frames_per_batch=30, total_frames=60)
@@ -528,16 +529,13 @@ def test_devices(open_pool: Any) -> None:
         assert td.device == torch.device("cpu")
     pool.async_step_send(acts(1, ids=[2]))
     assert pool.async_step_recv(env_index=2).device == torch.device("cpu")
-    meta = pool.to("meta")
-    meta.async_reset_send()
-    assert meta.async_reset_recv(min_get=3)["observation"].device.type == "meta"
 
 
 # --- whose it is ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stack", ["dense", "maybe_dense", "lazy"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_results_can_be_locked_and_changed_apart(way: str, stack: str, open_pool: Any) -> None:
     pool = open_pool(way, stack=stack, env={"reuse": way != "coroutines"})
     kept = [pool.reset()]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pool_cases import (
     APART,
+    MAIN,
     SOON,
     WAYS,
     Thread,
@@ -300,7 +301,7 @@ def test_min_get_of_the_pool(open_pool: Any) -> None:
 # --- busy ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_busy_env_is_not_sent_to(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
     root = pool.reset()
@@ -330,7 +331,7 @@ def test_a_busy_env_is_not_sent_to(way: str, open_pool: Any) -> None:
 # --- errors --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 @pytest.mark.parametrize("verb", ["step", "step_and_maybe_reset"])
 def test_an_env_that_raises_is_free_again(way: str, verb: str, open_pool: Any) -> None:
     pool = open_pool(way)
@@ -353,7 +354,7 @@ def test_an_env_that_raises_is_free_again(way: str, verb: str, open_pool: Any) -
     assert seen((found if verb == "step" else found[0])["next"]) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_a_reset_that_raises(way: str, open_pool: Any) -> None:
     pool = open_pool(way)
     pool.async_reset_send(env_index=[0, 1], options={"fail": True})
