@@ -296,8 +296,9 @@ def test_attributes_and_methods_of_the_envs(way: str, open_pool: Any) -> None:
 @pytest.mark.parametrize("stack", ["maybe_dense", "lazy"])
 def test_ids_that_differ(way: str, stack: str, pools: Any) -> None:
     ids = ["CartPole-v1", "Acrobot-v1", "CartPole-v1"]
-    with pytest.raises(RuntimeError, match="stack='dense'"):
-        AsyncEnvPool(ids, **WAYS[way])
+    if way == "serial":
+        with pytest.raises(RuntimeError, match="stack='dense'"):
+            AsyncEnvPool(ids, **WAYS[way])
     pools.append(AsyncEnvPool(ids, stack=stack, **WAYS[way]))
     [pool] = pools
     root = pool.reset()

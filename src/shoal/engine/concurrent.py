@@ -178,7 +178,6 @@ class ConcurrentEngine(Engine):
             EnvError: some of them raised. All of them are idle then.
         """
         driver = self._driver
-        driver.is_claimed[env_ids] = False
         failures = driver.take(env_ids, foretells=False)
         if self._watches:
             self._tell_others(env_ids)

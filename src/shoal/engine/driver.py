@@ -50,7 +50,7 @@ class Driver:
         slots: which envs are in flight.
         gather: builds batches, and knows where present observations lie.
         is_claimed: bool ``[num_envs]``: who is in flight for somebody that an interrupt of
-            another's call does not concern. Kept by an engine that several may use.
+            another's call does not concern.
     """
 
     def __init__(
@@ -116,7 +116,11 @@ class Driver:
         self._take_rows(ids)
 
     def note_interrupt(self) -> None:
-        """Notes that a message to a worker was cut off; the next call sends its rest."""
+        """Notes that a message to a worker was cut off; the next call sends its rest.
+
+        It concerned idle envs: the results of those in flight are waited for as before.
+        """
+        self.is_claimed |= self.slots.in_flight
         self._interrupted = True
 
     # --- steps ---------------------------------------------------------------------
@@ -402,6 +406,7 @@ class Driver:
             taken = range(self.slots.num_envs) if ids is None else ids.tolist()
             failures = [self._failures.pop(i) for i in taken if i in self._failures]
         self.slots.take_back(ids)
+        self.is_claimed[... if ids is None else ids] = False
         if ids is None and self._common_op is not None:
             self._note_result(None, self._common_op, foretells=foretells)
             return failures
