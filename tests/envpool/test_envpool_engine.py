@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import numpy as np
 import pools
 import pytest
@@ -265,3 +268,60 @@ def test_results_that_cannot_be_read_break_the_engine() -> None:
             engine.step(np.zeros(2, int))
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert engine.is_broken
+
+
+@pytest.mark.parametrize("autoreset", [True, False])
+def test_an_interrupt_at_any_line_leaves_a_pool_that_goes_on(autoreset: bool) -> None:
+    lines = 0
+    while _interrupted_at(lines, autoreset=autoreset):
+        lines += 1
+    assert lines > 50
+
+
+def _interrupted_at(line: int, *, autoreset: bool) -> bool:
+    """Interrupts a step in which episodes end, and checks what comes after."""
+    pool = pools.ScriptedPool(3, 3)
+    pool.free()
+    actions = np.zeros(3, int)
+    with pools.engine_of(pool, timeout=None) as engine:
+        engine.reset()
+        engine.step(actions)
+        engine.step(actions)
+        interrupting = _Interrupting(line)
+        with contextlib.suppress(KeyboardInterrupt), interrupting:
+            engine.step(actions, autoreset=autoreset)
+        for _ in range(2):
+            batch = engine.step(actions, autoreset=autoreset)
+            assert len(set(batch.reward.tolist())) == 1, "the envs go on together"
+            assert len(set(pool.steps.tolist())) == 1
+            assert (batch.reward[0] == 0) <= bool(batch.terminated[0]), "stuck in mid-episode"
+        assert autoreset == (batch.reward[0] > 0)
+        engine.reset()
+        assert engine.step(actions).observation[()].tolist() == [1, 1, 1]
+    return interrupting.has_struck
+
+
+class _Interrupting:
+    """Raises ``KeyboardInterrupt`` at the n-th line of the backend's own code."""
+
+    def __init__(self, line: int) -> None:
+        self.has_struck = False
+        self._left = line
+
+    def _trace(self, frame, event, arg):
+        if "/backends/" not in frame.f_code.co_filename or "pool" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and not self.has_struck:
+            self._left -= 1
+            if self._left < 0:
+                self.has_struck = True
+                raise KeyboardInterrupt
+        return self._trace
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exc_info):
+        sys.settrace(self._before)

@@ -77,7 +77,6 @@ class MultiThreadedEnvWrapper(BatchedEnv):
             raise ValueError(f"frame_skip must be an integer, got {frame_skip!r}")
         allow_done = bool(options.pop("allow_done_after_reset", False))
         options.setdefault("timeout", None)
-        self.__dict__["_factory"] = factory
         BatchedEnv.__init__(self, factory.num_envs, list(factory), **options)
         # TorchRL puts a transform around an env that has this and cannot do it itself.
         self.__dict__["frame_skip"] = frame_skip

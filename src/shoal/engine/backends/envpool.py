@@ -10,6 +10,7 @@ caller that dozes, a thread takes over the receiving, for good.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -73,7 +74,8 @@ class EnvPoolBackend:
         self._num_envs = pool.num_envs
         self._notes: dict[int, EnvNotes] = {}
         self._exchange = Exchange(pool, self.arrays)
-        self._lock = threading.Lock()
+        # Nobody else is there until a receiver is; an interrupt may leave a lock locked.
+        self._guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._wakeups = Wakeups()
         self._receiver: Receiver | None = None
         self._owner_pid = os.getpid()
@@ -98,7 +100,7 @@ class EnvPoolBackend:
         else:
             ids, op = np.asarray(env_ids, np.int64), int(ops[env_ids[0]])
             ops[ids] = 0
-        with self._lock:
+        with self._guard:
             if op == Op.RESET:
                 self._exchange.begin_resets(ids)
             else:
@@ -144,7 +146,7 @@ class EnvPoolBackend:
         given = [seed for seed in seeds if seed is not None]
         if given:
             self._seed(dict(zip(env_ids, seeds, strict=True)))
-        with self._lock:
+        with self._guard:
             self._exchange.begin_resets(np.asarray(env_ids, np.int64))
             self._tell()
 
@@ -152,7 +154,7 @@ class EnvPoolBackend:
         given = [seeds.get(env_id) for env_id in range(self._num_envs)]
         if None in given or not self._exchange.all_done():
             raise UsageError("EnvPool can only be seeded as a whole: give every env a seed")
-        with self._lock:
+        with self._guard:
             self._pool.seed([seed for seed in given if seed is not None])
             self._exchange.phase.fill(NEW)
 
@@ -212,7 +214,9 @@ class EnvPoolBackend:
     def _start_receiver(self) -> Receiver:
         if self._receiver is None:
             self._check_process()
-            self._receiver = Receiver(self._exchange, self._lock, self._wakeups)
+            lock = threading.Lock()
+            self._receiver = Receiver(self._exchange, lock, self._wakeups)
+            self._guard = lock
             self._receivers.append(self._receiver)
         return self._receiver
 
@@ -263,7 +267,7 @@ class EnvPoolBackend:
     def resubmit(self, deadline: Deadline) -> None:
         """Goes on with what an interrupt cut off, and drops what had not begun."""
         self.arrays.op.fill(0)
-        with self._lock:
+        with self._guard:
             self._exchange.recount()
             if self._receiver is None:
                 self._exchange.settle()

@@ -83,6 +83,7 @@ class Exchange:
     def __init__(self, pool: NativePool, arrays: Arrays) -> None:
         self.pool = pool
         self.num_waiting = self.num_in_pool = 0
+        self._is_writing = False  # results that have left the pool are not in the rows yet
         self.phase = np.full(pool.num_envs, NEW, np.uint8)
         self._arrays = arrays
         spec = pool.spec
@@ -102,7 +103,7 @@ class Exchange:
 
     def all_done(self) -> bool:
         """Returns whether no env is busy."""
-        return not self.num_in_pool and not self.num_waiting
+        return not (self.num_in_pool or self.num_waiting or self._is_writing)
 
     def can_receive(self) -> bool:
         """Returns whether `receive` would return at last."""
@@ -114,11 +115,12 @@ class Exchange:
         Also right without the lock: an env that comes out of the pool and has to go back
         is counted among those that wait before it is no longer counted there.
         """
-        return not self.num_waiting and not self.can_receive()
+        return not (self.num_waiting or self._is_writing or self.can_receive())
 
     def recount(self) -> None:
         """Makes up for what an interrupt may have cut off."""
         self._note_sent()
+        self._is_writing = False
         self.num_in_pool = int((self.phase >= _IN_POOL).sum())
         self.num_waiting = int((self.phase > IDLE).sum()) - self.num_in_pool
 
@@ -203,42 +205,53 @@ class Exchange:
     def settle(self, *, goes_on: bool = True) -> None:
         """Writes what was received into the rows, and sends what follows if it ``goes_on``."""
         if self._box:
-            self._note_results(self.pool.unpack(self._box[0]))
-            self._box.clear()
-        if goes_on and self.num_waiting:
-            self.pump()
+            self._note_results(self.pool.unpack(self._box[0]), goes_on=goes_on)
+            self._is_writing = False
 
-    def _note_results(self, results: PoolResults) -> None:
+    def _note_results(self, results: PoolResults, *, goes_on: bool) -> None:
         ids = results.env_ids
         where: Any = slice(None) if ids.tobytes() == self._in_order else ids
-        doing = self.phase[where]
+        doing = self.phase[where].copy()
         first = int(doing[0])
         if first < _IN_POOL:
-            return  # it was noted, and an interrupt came before the box was empty
+            self._box.clear()  # it was noted, and an interrupt came before this
+            return
+        self._is_writing = True
         if doing.tobytes() == bytes([first]) * len(ids):
-            self.phase[where] = self._write(first, where, results)
+            codes, num_waiting = _following(first, results)
+            groups = [(first, where, results, codes)]
         else:
-            codes = np.zeros(len(ids), np.uint8)
+            codes, num_waiting, groups = np.zeros(len(ids), np.uint8), 0, []
             for code in np.unique(doing).tolist():
                 mine = doing == code
-                codes[mine] = self._write(code, ids[mine], _picked(results, mine))
-            self.phase[where] = codes
+                some = _picked(results, mine)
+                codes[mine], num_more = _following(code, some)
+                num_waiting += num_more
+                groups.append((code, ids[mine], some, codes[mine]))
+        for group in groups:
+            if group[0] != _STEPS_AUTORESET:
+                self._write(*group)
+        self.num_waiting += num_waiting
+        self.phase[where] = codes
+        self._box.clear()  # some of the envs may go back into the pool now
         self.num_in_pool -= len(ids)
+        if goes_on and self.num_waiting:
+            self.pump()
+        # The pool resets while these are written. An interrupt may lose them, as it loses
+        # their step; what others say of an end must not be lost.
+        for group in groups:
+            if group[0] == _STEPS_AUTORESET:
+                self._write(*group)
 
-    def _write(self, code: int, where: Any, results: PoolResults) -> Any:
-        """Writes results of envs in one phase; returns the phases they are in now."""
-        if code < _RESETS:
-            return self._write_steps(code, where, results)
-        for rows, leaf in zip(self._reset_rows, results.observation, strict=True):
-            rows[where] = leaf
-        if code > _RESETS_AFTER:
-            self.num_waiting += len(results.env_ids)
-            return code - _BOTH_FIRST
-        self._publish(where, _READY if code == _RESETS else _READY | _RESET_DONE)
-        return _RUNNING
-
-    def _write_steps(self, code: int, where: Any, results: PoolResults) -> Any:
+    def _write(self, code: int, where: Any, results: PoolResults, codes: Any) -> None:
+        """Writes results of envs that were in one phase; ``codes``: what they are in now."""
         arrays = self._arrays
+        if code >= _RESETS:
+            for rows, leaf in zip(self._reset_rows, results.observation, strict=True):
+                rows[where] = leaf
+            if code <= _RESETS_AFTER:
+                self._publish(where, _READY if code == _RESETS else _READY | _RESET_DONE)
+            return
         for rows, leaf in zip(self._step_rows, results.observation, strict=True):
             rows[where] = leaf
         for rows, leaf in zip(self._info_rows, results.info, strict=True):
@@ -246,22 +259,25 @@ class Exchange:
         arrays.reward[where] = results.reward
         arrays.terminated[where] = results.terminated
         arrays.truncated[where] = results.truncated
-        ended = results.terminated | results.truncated
-        if code == _STEPS:
-            self._publish(where, _READY)
-            return ended  # true is `Phase.ENDED`, false `Phase.RUNNING`
-        num_ended = np.count_nonzero(ended)
-        if not num_ended:
-            self._publish(where, _READY)
-            return _RUNNING
-        self.num_waiting += int(num_ended)
-        self._publish(where, ~ended)  # true is `Status.READY`
-        return ended * _AFTER_END
+        # Those that are reset now are not ready yet; true is `Status.READY`.
+        self._publish(where, _READY if code == _STEPS else codes == _RUNNING)
 
     def _publish(self, where: Any, status: Any) -> None:
         if self._arrays.timed[0]:
             self._arrays.ready_at[where] = stopwatch()
         self._arrays.status[where] = status
+
+
+def _following(code: int, results: PoolResults) -> tuple[Any, int]:
+    """Returns the phases after results in phase ``code``, and how many of them wait."""
+    if code > _RESETS_AFTER:
+        return code - _BOTH_FIRST, len(results.env_ids)
+    if code >= _RESETS:
+        return _RUNNING, 0
+    ended = results.terminated | results.truncated
+    if code == _STEPS:
+        return ended, 0  # true is `Phase.ENDED`, false `Phase.RUNNING`
+    return ended * _AFTER_END, int(np.count_nonzero(ended))
 
 
 def _picked(results: PoolResults, mine: Array) -> PoolResults:
