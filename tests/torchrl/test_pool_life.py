@@ -44,6 +44,7 @@ from shoal import (
     ProcessorAsyncEnvPool,
     SerialAsyncEnvPool,
     ThreadingAsyncEnvPool,
+    UsageError,
 )
 
 with warnings.catch_warnings():
@@ -289,6 +290,23 @@ def test_attributes_and_methods_of_the_envs(way: str, open_pool: Any) -> None:
     assert not hasattr(pool, "nonsense")
 
 
+def test_views_of_a_pool(open_pool: Any) -> None:
+    pool = open_pool("threads", 4)
+    pool.reset()
+    view = pool[[3, 1]]
+    assert seen(view.reset()) == [[3, 2, 0], [1, 2, 0]]
+    assert seen(view.step(acts(5, 6))["next"]) == [[3, 2, 1], [1, 2, 1]]
+    for verb in (view.async_reset_send, view.async_step_recv):
+        with pytest.raises(UsageError, match="name the envs with env_index"):
+            verb()
+    pool.async_step_send(acts(1, ids=[3]))
+    with pytest.raises(PendingCallError):
+        view.step(acts(1, 1))
+    assert seen(pool.async_step_recv()["next"]) == [[3, 2, 2]]
+    view.close()
+    assert not pool.is_closed
+
+
 # --- what envs there may be ----------------------------------------------------------
 
 
@@ -366,6 +384,8 @@ def test_wrong_constructor_arguments() -> None:
         AsyncEnvPool(["CartPole-v1"], backend="asyncio")
     with pytest.raises(Exception, match=r"reset and step are plain.*async def"):
         AsyncEnvPool([Named], backend="asyncio")
+    with pytest.raises(ValueError, match="give functions that make envs"):
+        AsyncEnvPool([Named()], lazy_start=True)
     with pytest.raises(TypeError, match="spam"):
         AsyncEnvPool([Named], spam=1)
 

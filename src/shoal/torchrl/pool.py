@@ -29,6 +29,7 @@ from shoal.torchrl.batched import BatchedEnv
 from shoal.torchrl.children import children_in
 from shoal.torchrl.pool_children import (
     AsyncChildren,
+    GivenEnv,
     async_factories,
     makers_of,
     masks_of,
@@ -152,8 +153,8 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
 
         Raises:
             NotImplementedError: an unknown ``stack`` or ``backend``.
-            ValueError: ``create_env_kwargs`` or ``worker_affinity`` of the wrong length, or a
-                wrong number.
+            ValueError: ``lazy_start`` with envs instead of makers; ``create_env_kwargs`` or
+                ``worker_affinity`` of the wrong length, or a wrong number.
             RuntimeError: ``stack="dense"``, and the envs cannot be stacked.
             TypeError: something that makes no env of this backend.
         """
@@ -172,6 +173,11 @@ class AsyncEnvPool(PoolVerbs, BatchedEnv, metaclass=PoolMeta):
         makers = makers_of(env_makers)
         if not makers:
             raise ValueError("a pool needs at least one env")
+        if lazy_start and any(isinstance(maker, GivenEnv) for maker in makers):
+            raise ValueError(
+                "lazy_start=True builds an env to read its specs and builds others later: give"
+                " functions that make envs, or leave it out"
+            )
         if isinstance(create_env_kwargs, list | tuple) and len(create_env_kwargs) != len(makers):
             raise ValueError(
                 f"create_env_kwargs has {len(create_env_kwargs)} entries for {len(makers)} envs;"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncChildren",
+    "GivenEnv",
     "async_factories",
     "makers_of",
     "masks_of",
@@ -34,14 +35,16 @@ __all__ = [
 ]
 
 
-class _Given:
+class GivenEnv:
     """An env that was built by the caller, as a maker of one."""
 
     def __init__(self, env: Any) -> None:
+        """Keeps the env."""
         self.env = env
         self._is_used = False
 
     def __call__(self) -> Any:
+        """Returns the env; once."""
         if self._is_used:
             raise UsageError(
                 f"the pool was given a {type(self.env).__name__} and has closed it, so it cannot"
@@ -60,7 +63,7 @@ def makers_of(env_makers: Any) -> list[Any]:
     """
     if isinstance(env_makers, str) or not isinstance(env_makers, list | tuple):
         env_makers = [env_makers]
-    return [_Given(maker) if _is_env(maker) else maker for maker in env_makers]
+    return [GivenEnv(maker) if _is_env(maker) else maker for maker in env_makers]
 
 
 def _is_env(maker: Any) -> bool:

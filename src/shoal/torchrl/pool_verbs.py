@@ -67,7 +67,13 @@ class PoolVerbs(PoolAwaitables):
 
         Raises:
             ClosedError: none does, and this verb does not start one.
+            UsageError: this is a view of some envs.
         """
+        if self.__dict__["_owner"] is not None:
+            raise UsageError(
+                f"cannot {verb}: a view of a pool has the synchronous verbs only; send to the pool"
+                " itself, and name the envs with env_index"
+            )
         if self.is_closed and not starts:
             raise ClosedError(
                 f"cannot {verb}: the envs of the pool do not run. They were closed, or have not"
