@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pool_cases import MAIN, SOON, WAYS, acts, index_of, open_named, seen
+from pool_cases import MAIN, SOON, acts, index_of, open_named, seen
 from tensordict import TensorDict
 
 from shoal import NoPendingCallError, PendingCallError, RecvTimeout
@@ -240,7 +240,7 @@ def play_schedules(way: str, stack: str, *, num_examples: int, closes: bool) -> 
 
 
 @pytest.mark.parametrize("stack", ["dense", "maybe_dense", "lazy"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAIN)
 def test_schedules(way: str, stack: str) -> None:
     play_schedules(way, stack, num_examples=15 if stack == "dense" else 8, closes=False)
 

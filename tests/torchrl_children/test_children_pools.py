@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from children_cases import SEED, assert_same, open_oracle
-from children_envs import Counter, Teams, Walker, Words
+from children_envs import Counter, Teams, Words
 from tensordict import LazyStackedTensorDict, lazy_stack
 from torchrl.envs import GymEnv, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing.mocking_classes import CountingEnv, EnvWithMetadata, NestedCountingEnv
@@ -40,7 +40,6 @@ ALIKE: dict[str, Any] = {
     "nested": P(NestedCountingEnv, max_steps=3),
     "data": EnvWithMetadata,
     "words": Words,
-    "walker": Walker,
 }
 UNLIKE: dict[str, Any] = {
     "sizes": [P(Counter, 2, size=size) for size in (1, 2, 1, 3)],
