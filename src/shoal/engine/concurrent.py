@@ -186,13 +186,20 @@ class ConcurrentEngine(Engine):
 
     # --- waiting -------------------------------------------------------------------
 
-    def wait(self, pick: Callable[[], T | None], deadline: Deadline) -> T | None:
+    def wait(
+        self,
+        pick: Callable[[], T | None],
+        deadline: Deadline,
+        is_ready: Callable[[], bool] | None = None,
+    ) -> T | None:
         """Returns what ``pick`` finds, as soon as it does; ``None`` if time is up.
 
         Args:
             pick: called with the lock held, at first and whenever something has happened;
                 returns ``None`` for "not yet".
             deadline: when to give up.
+            is_ready: whether ``pick`` would find something, from arrays alone: whoever hands
+                a row over may ask, on any thread, to spare this one a look in vain.
 
         Raises:
             WorkerDied: a worker has ended, and there is nothing for ``pick``.
@@ -206,8 +213,12 @@ class ConcurrentEngine(Engine):
                 self._num_waiting += 1
                 try:
                     if self._has_dozer:
+                        # What is not enough for the one who dozes may be enough here.
+                        self._backend.arm(True, watched=bool(self._watches))
+                        if (found := self._look(pick)) is not None:
+                            return found
                         self._told.wait(deadline.at_most(_LONGEST_WAIT_S).left_s())
-                    elif (found := self._doze(pick, deadline)) is not None:
+                    elif (found := self._doze(pick, deadline, is_ready)) is not None:
                         return found
                 finally:
                     self._num_waiting -= 1
@@ -215,12 +226,18 @@ class ConcurrentEngine(Engine):
                 if deadline.expired():
                     return self._look(pick)
 
-    def _doze(self, pick: Callable[[], T | None], deadline: Deadline) -> T | None:
+    def _doze(
+        self,
+        pick: Callable[[], T | None],
+        deadline: Deadline,
+        is_ready: Callable[[], bool] | None,
+    ) -> T | None:
         """Waits without the lock for the next noise; looks once more before that."""
         backend = self._backend
         self._has_dozer = True
         try:
-            backend.arm(True)
+            is_alone = self._num_waiting == 1
+            backend.arm(True, watched=bool(self._watches), is_due=is_ready if is_alone else None)
             found = self._look(pick)
             if found is not None:
                 return found

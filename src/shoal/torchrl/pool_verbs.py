@@ -270,10 +270,10 @@ class PoolVerbs(PoolAwaitables):
         engine = self._engine_of(f"receive for {VERBS[kind]}")
         deadline = Deadline.after(self._options.timeout if timeout is None else timeout)
         if env_index is not None:
-            pick, _ = self._pick_these(engine, kind, env_index)
+            pick, is_ready = self._pick_these(engine, kind, env_index)
         else:
-            pick, _ = self._pick_ready(engine, kind, wanted, max_get, timeout, deadline)
-        found = engine.wait(pick, deadline)
+            pick, is_ready = self._pick_ready(engine, kind, wanted, max_get, timeout, deadline)
+        found = engine.wait(pick, deadline, is_ready)
         if found is None:
             raise self._timed_out(kind, env_index, deadline.timeout_s)
         return found

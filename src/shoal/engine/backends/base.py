@@ -74,8 +74,17 @@ class Backend(Protocol):
         """
         ...
 
-    def arm(self, armed: bool) -> None:
-        """Says whether every result makes a noise from now on, also outside of `wait`."""
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
+        """Says whether every result makes a noise from now on, also outside of `wait`.
+
+        Args:
+            armed: whether it does.
+            watched: somebody may watch `wake_fds`; else only a `doze` has to hear it.
+            is_due: tells whether a result is enough to make a noise for, where whoever has
+                it can ask; called on any thread, after the row was handed over.
+        """
         ...
 
     def doze(self, deadline: Deadline) -> list[int]:

@@ -225,11 +225,13 @@ class EnvPoolBackend:
         self._start_receiver()
         return self._wakeups.fds()
 
-    def arm(self, armed: bool) -> None:
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
         """See `Backend.arm`."""
         if armed:
             self._start_receiver()
-        self._wakeups.arm(armed)
+        self._wakeups.arm(armed, watched=watched, is_due=is_due)
 
     def doze(self, deadline: Deadline) -> list[int]:
         """See `Backend.doze`."""

@@ -317,7 +317,9 @@ class ProcessBackend:
         """See `Backend.wake_fds`."""
         return self._crew.wake_fds()
 
-    def arm(self, armed: bool) -> None:
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
         """Says to the workers whether the engine sleeps, as far as they are concerned."""
         if self._finalizer.alive:  # who dozed while it was closed may still say so
             self._engine_asleep[0] = self._at_rest = int(armed)

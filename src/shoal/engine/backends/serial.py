@@ -75,7 +75,9 @@ class SerialBackend:
         """Nothing ever happens by itself."""
         return ()
 
-    def arm(self, armed: bool) -> None:
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
         """Does nothing: nobody ever waits."""
 
     def doze(self, deadline: Deadline) -> list[int]:

@@ -87,9 +87,11 @@ class SharedBackend:
         """Returns those of the workers."""
         return self._remote.wake_fds()
 
-    def arm(self, armed: bool) -> None:
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
         """Says so to the workers; the caller's share is done when it is submitted."""
-        self._remote.arm(armed)
+        self._remote.arm(armed, watched=watched, is_due=is_due)
 
     def doze(self, deadline: Deadline) -> list[int]:
         """Waits until something happens in the workers."""

@@ -228,9 +228,11 @@ class ThreadBackend:
         """See `Backend.wake_fds`."""
         return self._desk.wakeups.fds()
 
-    def arm(self, armed: bool) -> None:
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
         """See `Backend.arm`."""
-        self._desk.wakeups.arm(armed)
+        self._desk.wakeups.arm(armed, watched=watched, is_due=is_due)
 
     def doze(self, deadline: Deadline) -> list[int]:
         """See `Backend.doze`."""

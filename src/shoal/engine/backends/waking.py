@@ -1,6 +1,10 @@
 """Wakes the thread that waits for rows, from other threads of the same process.
 
 Knows bells and deadlines. Does not know who carries out what.
+
+A thread waits for a lock, since the release of one keeps the interpreter: a write to a
+descriptor gives it up, and whoever wrote has to wait for it among all others. Descriptors
+are for event loops, and rung only if one watches them.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from shoal.engine.core.deadline import NEVER
 from shoal.engine.system.bell import Bell
 from shoal.engine.system.poller import Poller
 
@@ -22,7 +27,7 @@ __all__ = ["Wakeups"]
 
 # A Ctrl-C that comes just before the system call does not end it; so it is noticed soon.
 _LONGEST_WAIT_S = 1.0
-_AWAKE, _FOR_ANY, _FOR_ALL = 0, 1, 2
+_AWAKE, _FOR_ANY, _FOR_ALL, _WHEN_DUE = 0, 1, 2, 3
 
 
 class Wakeups:
@@ -36,6 +41,10 @@ class Wakeups:
         self._bell = Bell.create()
         self._poller = Poller(self._bell)
         self._asleep = self._at_rest = _AWAKE
+        self._is_watched = True
+        self._is_due: Callable[[], bool] = _always
+        self._signal = threading.Lock()  # taken: nothing has happened since it was
+        self._signal.acquire()
         # Between a ring and the end of the bell: its descriptor may be another file's
         # after that. Reentrant, because a collector may close what it finds forgotten
         # in the middle of a ring.
@@ -50,9 +59,14 @@ class Wakeups:
         only if somebody waits for that.
         """
         asleep = self._asleep
-        if asleep == _FOR_ANY or (
-            asleep == _FOR_ALL and (all_done if isinstance(all_done, bool) else all_done())
-        ):
+        if asleep == _AWAKE:
+            return
+        if asleep == _FOR_ALL:
+            is_due = all_done if isinstance(all_done, bool) else all_done()
+        else:
+            # With nothing left to come, nothing else will wake him.
+            is_due = asleep == _FOR_ANY or all_done is True or self._is_due()
+        if is_due:
             self.poke()
 
     def wait(self, done: Callable[[], bool], deadline: Deadline, *, for_all: bool = False) -> bool:
@@ -66,16 +80,24 @@ class Wakeups:
                 self._asleep = kind
                 if done():
                     return True
-                if not self._poller.wait_any(deadline, _LONGEST_WAIT_S) and deadline.expired():
+                if not self._wait_signal(deadline) and deadline.expired():
                     return done()
         finally:
             self._asleep = self._at_rest
             if self._at_rest:
                 self.poke()  # what was heard here may have been meant for who dozes
 
-    def arm(self, armed: bool) -> None:
+    def _wait_signal(self, deadline: Deadline) -> bool:
+        return self._signal.acquire(timeout=min(deadline.left_s(), _LONGEST_WAIT_S))
+
+    def arm(
+        self, armed: bool, *, watched: bool = True, is_due: Callable[[], bool] | None = None
+    ) -> None:
         """See `Backend.arm`."""
-        self._asleep = self._at_rest = _FOR_ANY if armed else _AWAKE
+        self._is_watched = watched
+        self._is_due = is_due or _always
+        kind = _FOR_ANY if is_due is None else _WHEN_DUE
+        self._asleep = self._at_rest = kind if armed else _AWAKE
 
     def fds(self) -> Sequence[int]:
         """See `Backend.wake_fds`."""
@@ -83,13 +105,30 @@ class Wakeups:
 
     def doze(self, deadline: Deadline) -> list[int]:
         """See `Backend.doze`."""
-        return self._poller.doze(deadline, _LONGEST_WAIT_S)
+        while True:
+            came = self._wait_signal(deadline)
+            if came or self._is_closed or deadline.expired():
+                break
+        if self._is_watched:
+            # Those who watch shall not be told once more of what is taken in here.
+            with contextlib.suppress(ValueError):  # closed meanwhile
+                self._poller.wait_any(NEVER, 0.0)
+        return [self._bell.fd] if came or self._is_closed else []
 
     def poke(self) -> None:
         """See `Backend.poke`."""
+        self._raise_signal()
+        if not self._is_watched:
+            return
         with self._bell_lock:
             if not self._is_closed:
                 self._bell.ring()
+
+    def _raise_signal(self) -> None:
+        # Two may find it taken, and one of them comes too late.
+        if self._signal.locked():
+            with contextlib.suppress(RuntimeError):
+                self._signal.release()
 
     def close(self) -> None:
         """Frees the descriptors. May be called again."""
@@ -104,7 +143,12 @@ class Wakeups:
                 return
             self._asleep = self._at_rest = _AWAKE
             with contextlib.suppress(OSError):
-                self._bell.ring()  # who still dozes shall not do so for ever
+                self._bell.ring()  # who still watches shall not do so for ever
             self._is_closed = True
+            self._raise_signal()
             self._poller.close()
             self._bell.close()
+
+
+def _always() -> bool:
+    return True
