@@ -414,12 +414,12 @@ class Driver:
             self._last_op.fill(self._common_op)
         every = np.arange(self.slots.num_envs) if ids is None else ids
         ops = self._last_op[every]
-        first = ops[:1]
-        if len(ops) and (ops == first).all():
-            self._note_result(every, int(first[0]), foretells=foretells)
+        kinds = set(ops.tobytes())
+        if len(kinds) == 1:
+            self._note_result(every, kinds.pop(), foretells=foretells)
             return failures
-        for op in np.unique(ops):
-            self._note_result(every[ops == op], int(op), foretells=foretells)
+        for op in sorted(kinds):
+            self._note_result(every[ops == op], op, foretells=foretells)
         return failures
 
     def _concerns_unfinished(self, ids: Array | None) -> bool:

@@ -71,7 +71,7 @@ class Gatherer:
         """Notes where the present observation of these envs (``None``: all) lies."""
         if env_ids is not None:
             self.is_fresh[env_ids] = fresh
-            self.any_fresh = bool(self.is_fresh.any())
+            self.any_fresh = bool(np.count_nonzero(self.is_fresh))
         elif isinstance(fresh, bool):
             self.is_fresh.fill(fresh)
             self.any_fresh = fresh

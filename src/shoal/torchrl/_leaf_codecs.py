@@ -121,9 +121,20 @@ class ArrayCodec:
         self.spec = spec
         self.dtype = space_dtype
         self._shape = tuple(spec.shape)
+        self._torch_dtype = spec.dtype  # asking the spec for it takes a property of its own
 
     def checked(self, value: Any, *, num_envs: int, key: str, kinds: str) -> Array:
         """Returns a tensor as an array, after a look at its shape and its kind of numbers."""
+        if (
+            type(value) is Tensor
+            and value.dtype is self._torch_dtype
+            and value.shape == (num_envs, *self._shape)
+        ):
+            try:
+                quick: Array = value.numpy()
+                return quick
+            except (TypeError, RuntimeError):  # a gradient, another device, a dtype of torch's own
+                pass
         if not isinstance(value, Tensor):
             raise SpecError(
                 key=key, expected=self._wanted(num_envs), actual=f"a {type(value).__name__}"
@@ -171,7 +182,7 @@ class BoxCodec(ArrayCodec):
             if self._kinds == "biu":
                 _check_fits(array, self.dtype, key)
             array = array.astype(self.dtype)
-        return [array.reshape(num_envs, *self._space_shape)]
+        return [array if self.is_identity else array.reshape(num_envs, *self._space_shape)]
 
 
 class GridCodec(ArrayCodec):

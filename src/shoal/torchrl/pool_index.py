@@ -16,10 +16,11 @@ from shoal.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ENV_INDEX", "EnvIndices", "flat", "is_one"]
+__all__ = ["ENV_INDEX", "EnvIndices", "as_made", "flat", "is_one"]
 
 Array = np.ndarray[Any, Any]
 ENV_INDEX = "env_index"
+_RECIPE = "_shoal_recipe"
 
 
 class EnvIndices:
@@ -55,14 +56,22 @@ class EnvIndices:
         return entry
 
     def of(self, env_ids: Array) -> NonTensorStack:
-        """Returns the entry of several rows; a new one."""
+        """Returns the entry of several rows; a new one.
+
+        Args:
+            env_ids: the envs, ascending. Not to be changed later.
+        """
+        entry: NonTensorStack = object.__new__(_UnmadeStack)
+        _members_of(entry)[_RECIPE] = (self, env_ids)
+        return entry
+
+    def _members(self, env_ids: Array) -> dict[str, Any]:
+        """Returns the attributes of an entry of several rows."""
         items = list(map(self.one, env_ids.tolist()))
         members = self._prototypes.get(len(items))
         if members is None:
             members = self._prototypes[len(items)] = dict(NonTensorStack(*items).__dict__)
-        entry = NonTensorStack.__new__(NonTensorStack)
-        entry.__dict__.update(members, tensordicts=items)
-        return entry
+        return {**members, "tensordicts": items}
 
     def read(self, entry: Any) -> Any:
         """Returns what an entry says: integers, perhaps nested in lists."""
@@ -73,6 +82,38 @@ class EnvIndices:
         if isinstance(entry, NonTensorData):
             return entry.data
         return entry.tolist() if hasattr(entry, "tolist") else entry
+
+
+class _UnmadeStack(NonTensorStack):
+    """A `NonTensorStack` without its items, which are made when anybody looks at it.
+
+    Most entries go back with the next send, and nobody has looked. With its items it is a
+    `NonTensorStack` and nothing else, for good.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        members = _members_of(self)
+        # Another thread may be here, too: then the last of both sets of items stays.
+        recipe = members.get(_RECIPE)
+        if recipe is not None:
+            indices, env_ids = recipe
+            members.update(indices._members(env_ids))
+        object.__setattr__(self, "__class__", NonTensorStack)
+        members.pop(_RECIPE, None)
+        return getattr(self, name)
+
+
+def as_made(entry: Any) -> Array | None:
+    """Returns the ids that `EnvIndices.of` was given, if nobody has looked at this since."""
+    if type(entry) is not _UnmadeStack:
+        return None
+    recipe = _members_of(entry).get(_RECIPE)
+    return None if recipe is None else recipe[1]
+
+
+def _members_of(entry: Any) -> dict[str, Any]:
+    members: dict[str, Any] = object.__getattribute__(entry, "__dict__")
+    return members
 
 
 def _parts_of(env_id: int, batch_size: torch.Size) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,7 +138,10 @@ def flat(named: Any) -> list[int]:
         return named
     given = named
     if isinstance(named, torch.Tensor | np.ndarray):
-        named = named.tolist()
+        is_plain = type(named) is np.ndarray and named.ndim == 1 and named.dtype.kind in "iu"
+        named = numbers = named.tolist()
+        if is_plain:
+            return list(numbers)
     if is_one(named):
         named = [named]
     try:

@@ -36,7 +36,7 @@ class Requests:
 
     def check_idle(self, env_ids: Array) -> None:
         """Raises `PendingCallError` if one of these envs is in flight."""
-        if self._kinds[env_ids].any():
+        if np.count_nonzero(self._kinds[env_ids]):
             busy = np.flatnonzero(self._kinds).tolist()
             raise PendingCallError(
                 f"cannot send to envs {env_ids.tolist()}: envs {busy} are busy; receive them"
@@ -51,9 +51,9 @@ class Requests:
 
     def forget(self, env_ids: Array) -> None:
         """Notes envs that were received."""
-        kinds = self._kinds[env_ids]
+        kinds = set(self._kinds[env_ids].tolist())
         self._kinds[env_ids] = 0
-        for kind in set(kinds.tolist()) - {0}:
+        for kind in kinds - {0}:
             self._open[kind][env_ids] = False
 
     def ready(self, kind: int, status: Array) -> Array:
@@ -106,6 +106,8 @@ def wanted_count(min_get: Any, max_get: Any, timeout: Any, default: int) -> int:
         ValueError: a number below 1, ``max_get`` below ``min_get``, a negative timeout.
     """
     wanted = default if min_get is None else min_get
+    if type(wanted) is int and wanted >= 1 and max_get is None and timeout is None:
+        return wanted
     if isinstance(wanted, bool) or not isinstance(wanted, Integral) or wanted < 1:
         raise ValueError(f"min_get is an integer >= 1, not {wanted!r}")
     if max_get is not None and (isinstance(max_get, bool) or not isinstance(max_get, Integral)):

@@ -5,6 +5,7 @@ Knows TensorDicts. Does not know envs or the engine.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tensordict import (
     is_tensor_collection,
 )
 
+from shoal.torchrl.fresh import fresh_tensordict
 from shoal.torchrl.pool_index import ENV_INDEX
 from shoal.torchrl.roots import carry_over, set_entry
 
@@ -36,7 +38,7 @@ class SentRows:
     def __init__(self, num_envs: int) -> None:
         self._num_envs = num_envs
         # The rows of all envs under each key, and the shape of one.
-        self._columns: dict[str, tuple[Array, Any]] | None = None
+        self._columns: dict[str, tuple[Array, tuple[int, ...]]] | None = None
         self._in_columns = np.zeros(num_envs, np.bool_)
         self._others: list[TensorDictBase | None] = [None] * num_envs
 
@@ -51,10 +53,7 @@ class SentRows:
             entries = tensordict._tensordict
             if self._columns is None:
                 self._columns = self._new_columns(entries)
-            pairs = self._fitting(entries)
-            if pairs is not None:
-                for column, rows in pairs:
-                    column[env_ids] = rows
+            if self._columns is not None and self._fill_columns(env_ids, entries):
                 self._in_columns[env_ids] = True
                 return
         self._in_columns[env_ids] = False
@@ -68,21 +67,25 @@ class SentRows:
                 continue
             if (row := _as_plain(value)) is None:
                 return None
-            columns[key] = (np.empty((self._num_envs, *row.shape[1:]), row.dtype), row.shape[1:])
+            shape = row.shape[1:]
+            # A single number as a column without a dimension, which is written at a quarter
+            # of the price.
+            row_shape = () if math.prod(shape) == 1 else shape
+            columns[key] = (np.empty((self._num_envs, *row_shape), row.dtype), shape)
         return columns
 
-    def _fitting(self, entries: dict[str, Any]) -> list[tuple[Array, Array]] | None:
-        """Returns each column with the entry for it, as an array; ``None``: they do not fit."""
+    def _fill_columns(self, env_ids: Array, entries: dict[str, Any]) -> bool:
+        """Copies entries into the columns; returns whether they fit. If not, no matter."""
         columns = self._columns
-        if columns is None or len(columns) != len(entries) - len(_NOT_KEPT & entries.keys()):
-            return None
-        pairs = []
+        assert columns is not None
+        if len(columns) != len(entries) - len(_NOT_KEPT & entries.keys()):
+            return False
         for key, (column, shape) in columns.items():
             rows = _as_plain(entries.get(key))
             if rows is None or rows.dtype != column.dtype or rows.shape[1:] != shape:
-                return None
-            pairs.append((column, rows))
-        return pairs
+                return False
+            column[env_ids] = rows.reshape(-1) if column.ndim == 1 else rows
+        return True
 
     def take(self, env_ids: Array, batch_size: torch.Size) -> TensorDictBase:
         """Returns the rows of some envs in memory of their own.
@@ -93,17 +96,21 @@ class SentRows:
             env_ids: the envs, ascending.
             batch_size: of the result.
         """
-        if self._columns is not None and self._in_columns[env_ids].all():
-            found = {
-                key: torch.from_numpy(column[env_ids]) for key, (column, _) in self._columns.items()
-            }
-            return TensorDict._new_unsafe(found, batch_size=batch_size)
-        rows = [self._row(env_id, batch_size[1:]) for env_id in env_ids.tolist()]
-        if all(row is None for row in rows):
+        if self._columns is not None and np.count_nonzero(self._in_columns[env_ids]) == len(
+            env_ids
+        ):
+            found = {}
+            for key, (column, shape) in self._columns.items():
+                rows = column.take(env_ids, 0)
+                rows = rows.reshape(-1, *shape) if column.ndim == 1 else rows
+                found[key] = torch.from_numpy(rows)
+            return fresh_tensordict(found, batch_size)
+        others = [self._row(env_id, batch_size[1:]) for env_id in env_ids.tolist()]
+        if all(row is None for row in others):
             return TensorDict._new_unsafe({}, batch_size=batch_size)
         empty = TensorDict({}, batch_size=batch_size[1:])
         return LazyStackedTensorDict.maybe_dense_stack(
-            [empty.copy() if row is None else row for row in rows], 0
+            [empty.copy() if row is None else row for row in others], 0
         )
 
     def _row(self, env_id: int, batch_size: torch.Size) -> TensorDictBase | None:
@@ -112,8 +119,8 @@ class SentRows:
             return row
         assert self._columns is not None
         found = {
-            key: torch.from_numpy(np.array(column[env_id]))
-            for key, (column, _) in self._columns.items()
+            key: torch.from_numpy(np.array(column[env_id]).reshape(shape))
+            for key, (column, shape) in self._columns.items()
         }
         return TensorDict._new_unsafe(found, batch_size=batch_size)
 

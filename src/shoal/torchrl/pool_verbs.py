@@ -16,7 +16,7 @@ from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Status
 from shoal.errors import ClosedError, RecvTimeout, SpecError, UsageError
 from shoal.torchrl.pool_awaitable import PoolAwaitables
-from shoal.torchrl.pool_index import ENV_INDEX, flat, is_one
+from shoal.torchrl.pool_index import ENV_INDEX, as_made, flat, is_one
 from shoal.torchrl.pool_requests import RESET, STEP, STEP_AND_RESET, VERBS, wanted_count
 from shoal.torchrl.pool_rows import first_row, joined, stack_rows
 
@@ -136,16 +136,10 @@ class PoolVerbs(PoolAwaitables):
     ) -> tuple[Array, bool]:
         """Sends; returns the ids, ascending, and whether a single row was sent."""
         engine = self._engine_of(VERBS[kind], starts=kind == RESET)
-        named, rows, is_single = self._addressed(tensordict, env_index)
-        ids = np.asarray(named)
-        if len(ids) > 1 and (ids[1:] <= ids[:-1]).any():
-            order = np.argsort(ids, kind="stable")
-            ids = ids[order]
-            if (ids[1:] == ids[:-1]).any():
-                raise UsageError(f"env_index names an env twice: {list(named)}")
+        ids, order, rows, is_single = self._addressed(tensordict, env_index)
+        if order is not None:
             rows = None if rows is None else rows[torch.from_numpy(order)]
             kwargs = _in_order(kwargs, order)
-        self._check_range(ids, named)
         with engine.lock:
             # From here on nobody else closes the envs, or starts others.
             engine.check_open(VERBS[kind])
@@ -169,33 +163,59 @@ class PoolVerbs(PoolAwaitables):
 
     def _addressed(
         self, tensordict: TensorDictBase | None, env_index: Any
-    ) -> tuple[Sequence[int] | Array, TensorDictBase | None, bool]:
-        """Returns which envs are meant, their rows, and whether it is a single unbatched one."""
+    ) -> tuple[Array, Array | None, TensorDictBase | None, bool]:
+        """Returns which envs are meant, and their rows.
+
+        Returns:
+            The ids, ascending; the order that sorts the rows, ``None`` if they are sorted;
+            the rows; and whether there is a single unbatched one.
+        """
         inner = self.batch_size[1:]
         if tensordict is None:
             if env_index is None:
-                return range(self.num_envs), None, False
-            return flat(env_index), None, is_one(env_index)
+                return np.arange(self.num_envs), None, None, False
+            ids, order = self._sorted(flat(env_index))
+            return ids, order, None, is_one(env_index)
+        shape = tensordict.shape
         if env_index is None:
-            entry = tensordict.get(ENV_INDEX, None)
+            is_plain = type(tensordict) is TensorDict
+            entry = (
+                tensordict._tensordict.get(ENV_INDEX)
+                if is_plain
+                else tensordict.get(ENV_INDEX, None)
+            )
             if entry is None:
                 raise UsageError(
                     "the TensorDict has no 'env_index' entry that says which envs its rows are"
                     " for; set one, or pass env_index"
                 )
+            known = as_made(entry)
+            if known is not None and shape == (len(known), *inner) and known[-1] < self.num_envs:
+                return known, None, tensordict, False
             env_index = self._indices_now().read(entry)
-        is_single = is_one(env_index) and tensordict.shape == inner
-        env_index = flat(env_index)
+        is_single = is_one(env_index) and shape == inner
+        named = flat(env_index)
         if is_single:
             tensordict = _with_lead(tensordict)
-        if tensordict.shape != (len(env_index), *inner):
+            shape = tensordict.shape
+        if shape != (len(named), *inner):
             raise SpecError(
                 key="env_index",
-                expected=f"a TensorDict of shape {(len(env_index), *inner)} for envs"
-                f" {list(env_index)}",
-                actual=f"one of shape {tuple(tensordict.shape)}",
+                expected=f"a TensorDict of shape {(len(named), *inner)} for envs {list(named)}",
+                actual=f"one of shape {tuple(shape)}",
             )
-        return env_index, tensordict, is_single
+        return *self._sorted(named), tensordict, is_single
+
+    def _sorted(self, named: Sequence[int]) -> tuple[Array, Array | None]:
+        """Returns ids in ascending order, and the order that sorts them, if they were not."""
+        ids, order = np.asarray(named), None
+        if len(ids) > 1 and np.count_nonzero(ids[1:] <= ids[:-1]):
+            order = np.argsort(ids, kind="stable")
+            ids = ids[order]
+            if (ids[1:] == ids[:-1]).any():
+                raise UsageError(f"env_index names an env twice: {list(named)}")
+        self._check_range(ids, named)
+        return ids, order
 
     # --- receive ---------------------------------------------------------------------
 
@@ -296,16 +316,21 @@ class PoolVerbs(PoolAwaitables):
         """Returns what takes ready envs if there are enough, and what says whether there are."""
         requests, status = self._requests, engine.rows.status
 
+        def take_failed(ids: Array) -> None:
+            codes = status[ids] & _FAILED
+            if np.count_nonzero(codes):
+                self._take(engine, ids[codes != 0])
+
         def enough() -> int:
             if timeout is None or deadline.expired():
                 return wanted
             return min(requests.count(kind), max_get or self.num_envs)
 
         def pick() -> Any:
-            requests.check_enough(wanted, kind)
             ids = requests.ready(kind, status)
-            if len(ids) and (failed := ids[(status[ids] & _FAILED) != 0]).size:
-                self._take(engine, failed)
+            if len(ids) < wanted:
+                requests.check_enough(wanted, kind)
+            take_failed(ids)
             if len(ids) < enough():
                 return None
             chosen = ids if max_get is None else ids[:max_get]
@@ -332,8 +357,9 @@ class PoolVerbs(PoolAwaitables):
             requests.check_sent(ids.tolist(), kind)
             if not status[ids].all():
                 return None
-            if (failed := ids[(status[ids] & _FAILED) != 0]).size:
-                self._take(engine, failed)
+            codes = status[ids] & _FAILED
+            if np.count_nonzero(codes):
+                self._take(engine, ids[codes != 0])
             return self._collected(engine, kind, ids, is_single=is_single)
 
         def is_ready() -> bool:
@@ -342,7 +368,8 @@ class PoolVerbs(PoolAwaitables):
         return pick, is_ready
 
     def _check_range(self, ids: Array, named: Any) -> None:
-        if not len(ids) or ids.min() < 0 or ids.max() >= self.num_envs:
+        """Raises `UsageError` for ids, ascending, that are not those of envs."""
+        if not len(ids) or ids[0] < 0 or ids[-1] >= self.num_envs:
             raise UsageError(
                 f"env_index names envs from 0 to {self.num_envs - 1}, at least one; not"
                 f" {named if isinstance(named, int) else list(named)}"
@@ -362,7 +389,9 @@ class PoolVerbs(PoolAwaitables):
         some = self._started().some(ids)
         before = self._td(self._sent.take(ids, torch.Size((len(ids), *self.batch_size[1:]))))
         following = None if kind == RESET else self._td(some.stepped())
-        root = None if kind == STEP else self._td(some.present())
+        root = None
+        if kind != STEP:
+            root = self._td(some.present(none_at_end=kind == STEP_AND_RESET))
         stepped, root = joined(before, following, root)
         if kind == STEP:
             return self._finished(stepped, ids, is_single=is_single)

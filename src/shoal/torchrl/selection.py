@@ -34,7 +34,7 @@ class Selection:
 
     def pick(self, rows: Array) -> Array:
         """Returns these envs' rows, copied."""
-        return rows.copy() if self._ids is None else rows[self._ids]
+        return rows.copy() if self._ids is None else rows.take(self._ids, 0)
 
     def pick_list(self, rows: list[Any]) -> list[Any]:
         """Returns these envs' rows of a list."""
@@ -49,7 +49,7 @@ class Selection:
         """Returns these envs' rows of the last step, or of the last reset for ``newer``."""
         if self._ids is None:
             return mixed(pair, newer)
-        present = pair[0][self._ids]
+        present = pair[0].take(self._ids, 0)  # a third of the price of an index
         if newer is not None:
             present[newer] = pair[1][self._ids[newer]]
         return torch.from_numpy(present)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
+from shoal.torchrl.fresh import fresh_tensordict
 from shoal.torchrl.masks import rows_to_reset, rows_to_step
 from shoal.torchrl.options import kwargs_per_reset
 from shoal.torchrl.selection import Selection
@@ -107,8 +108,12 @@ class Tables:
     def encode(self, tensordict: TensorDictBase) -> Any:
         """Returns the actions of all envs."""
         codec, actions = self._codec, {}
+        is_plain = type(tensordict) is TensorDict
         for key in codec.action_keys:
-            value = tensordict.get(key, None)
+            if is_plain and type(key) is str:
+                value = tensordict._tensordict.get(key)  # `get` takes as long as a cheap env
+            else:
+                value = tensordict.get(key, None)
             if value is not None:
                 actions[key] = value.tolist() if key in codec.object_actions else value
         return codec.encode_action(actions, self._num_envs)
@@ -148,7 +153,7 @@ class Tables:
 
     def stepped(self, unwanted: tuple[Any, ...] = ()) -> TensorDictBase:
         """Returns ``next`` of the last step, terminal observations included."""
-        made = TensorDict._new_unsafe(self._stepped(unwanted), batch_size=self._size)
+        made = fresh_tensordict(self._stepped(unwanted), self._size)
         if self._readers.needs_dicts:
             made = self._readers.read(made, self, 0)
         return made.exclude(*unwanted) if unwanted else made
@@ -177,7 +182,7 @@ class Tables:
     def present(self, *, none_at_end: bool = False) -> TensorDictBase:
         """Returns the root: what to act on now, with its done flags."""
         found = self._present(none_at_end=none_at_end)
-        made = TensorDict._new_unsafe(found, batch_size=self._size)
+        made = fresh_tensordict(found, self._size)
         return self._readers.read(made, self, 1) if self._readers.needs_dicts else made
 
     def _present(self, *, none_at_end: bool) -> Tensors:

@@ -28,6 +28,7 @@ from shoal.adapters.torchrl_trees import (
 )
 from shoal.engine.spec import ABSENT, ArraySpec, LeafPath
 from shoal.errors import SpecError
+from shoal.torchrl.fresh import fresh_tensordict
 from shoal.torchrl.masks import step_mask
 from shoal.torchrl.options import kwargs_per_reset
 from shoal.torchrl.selection import Selection
@@ -270,7 +271,7 @@ class TorchRLRows:
                 for key, rows, _ in self._flat[0]
                 if not unwanted or (key,) not in unwanted
             }
-            return TensorDict._new_unsafe(found, batch_size=self._size)
+            return fresh_tensordict(found, self._size)
         if self._is_lazy:
             whole = self._stacked(lambda schema: schema.following, newer=None)
             return whole.exclude(*unwanted) if unwanted else whole
@@ -287,7 +288,7 @@ class TorchRLRows:
             pick = self._chosen.pick_mixed
             found = {key: pick(pair, newer) for key, *pair in self._flat[1]}
             self._inputs.hand_out(found)
-            return TensorDict._new_unsafe(found, batch_size=self._size)
+            return fresh_tensordict(found, self._size)
         if self._is_lazy:
             return self._stacked(lambda schema: schema.root, newer=newer)
         values = [self._values(leaf, newer) for leaf in self._schema.root_leaves]

@@ -54,7 +54,9 @@ class Deadline:
         if timeout_s is None:
             return NEVER
         given: object = timeout_s
-        if not isinstance(given, Real) or not timeout_s >= 0:
+        # The exact types first: asking the abstract one takes longer than all the rest.
+        is_number = type(given) in (float, int) or isinstance(given, Real)
+        if not is_number or not timeout_s >= 0:
             raise UsageError(f"a timeout is a number of seconds >= 0 or None, not {timeout_s!r}")
         return cls(clock() + timeout_s, timeout_s, clock)
 
