@@ -13,7 +13,6 @@ from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
     NonTensorStack,
-    TensorDict,
     TensorDictBase,
 )
 from torchrl.envs.utils import _aggregate_end_of_traj
