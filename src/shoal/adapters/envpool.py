@@ -381,7 +381,10 @@ class EnvPoolPool:
                 )
             reward = reward.reshape(shape)
             info, reward = (reward,), reward.sum(-1)
-        leaves = [received[number].reshape(count, *shape) for number, shape in self._leaves]
+        leaves = [
+            leaf if leaf.shape[1:] == shape else leaf.reshape(count, *shape)
+            for leaf, shape in ((received[number], shape) for number, shape in self._leaves)
+        ]
         # For booleans ">" is "and not".
         return PoolResults(ids, leaves, reward, done > truncated, truncated, info)
 
@@ -416,6 +419,9 @@ class EnvPoolPool:
             pool.close()
 
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
+
 def _gone(*_: Any) -> Any:
     raise RuntimeError("the pool was closed")
 
@@ -439,7 +445,8 @@ class _Limits:
         """Returns whether all values are within."""
         if self._last is not None and rows.dtype.kind == "i":
             # A negative number is a huge one without its sign: one look for both ends.
-            return bool(rows.view(f"u{rows.itemsize}").max() <= self._last)
+            unsigned = rows.view(_UNSIGNED[rows.itemsize])
+            return bool(np.maximum.reduce(unsigned, axis=None) <= self._last)
         return bool(((rows >= self.low) & (rows <= self.high)).all())
 
 

@@ -249,10 +249,12 @@ class Engine:
         *,
         autoreset: bool,
         timeout: float | None = _CONFIGURED,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Steps envs; the results stay in `rows` until the next call.
 
-        ``env_ids`` are ascending; ``None`` means all.
+        ``env_ids`` are ascending; ``None`` means all. ``meanwhile`` is called if the rows
+        hold the steps some time before the resets after them: a good moment to read them.
 
         Without ``autoreset``, resets are prepared where they have been seen to follow
         the ends of episodes; `reset_rows` then answers from memory.
@@ -262,7 +264,7 @@ class Engine:
         driver, deadline = self._driver, self._deadline(timeout)
         driver.check_usable("step", deadline)
         op = driver.choose_op(autoreset=autoreset)
-        if failures := driver.step(actions, env_ids, op, deadline):
+        if failures := driver.step(actions, env_ids, op, deadline, meanwhile):
             raise driver.failure(env_ids, failures, after_reset=False)
 
     def reset(

@@ -180,9 +180,17 @@ class Driver:
         self.slots.hand_over(ids)
 
     def step(
-        self, actions: Any, ids: Array | None, op: int, deadline: Deadline
+        self,
+        actions: Any,
+        ids: Array | None,
+        op: int,
+        deadline: Deadline,
+        meanwhile: Callable[[], None] | None = None,
     ) -> list[EnvFailure]:
         """Steps envs (``None``: all) and waits for them; returns failures.
+
+        ``meanwhile`` is called, if ever, when the steps are in the rows and resets are under
+        way.
 
         After a timeout, the same call goes on waiting for the step under way.
         """
@@ -192,6 +200,10 @@ class Driver:
         try:
             if not self.slots.num_in_flight:
                 self.start_step(actions, ids, op)
+            if meanwhile is not None and (steps_done := self.backend.steps_done) is not None:
+                self._wait(steps_done, deadline, "step")
+                if not self.backend.all_done():
+                    meanwhile()
             self._wait(self.backend.all_done, deadline, "step", for_all=True)
             return self.take(ids)
         except RecvTimeout:

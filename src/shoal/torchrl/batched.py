@@ -92,9 +92,14 @@ class BatchedEnv(BatchedBase):
         if special or not tensordict._tensordict.keys().isdisjoint(("_step", "next")):
             return super().step_and_maybe_reset(tensordict)  # type: ignore[no-any-return]
         self._assert_tensordict_shape(tensordict)
-        rows.step(tensordict, autoreset=True)
+        unwanted = self._unwanted_keys()
+        early: list[TensorDictBase] = []
+        rows.step(
+            tensordict, autoreset=True, meanwhile=lambda: early.append(rows.stepped(unwanted))
+        )
         next_root = self._td(rows.present(none_at_end=True))
-        set_entry(tensordict, "next", self._td(rows.stepped(self._unwanted_keys())))
+        following = early[0] if early else rows.stepped(unwanted)
+        set_entry(tensordict, "next", self._td(following))
         carry_over(tensordict, next_root, rows.fresh_rows)
         return tensordict, next_root
 

@@ -34,6 +34,7 @@ __all__ = ["EnvPoolChildren"]
 
 # TorchRL gives rewards and flags of EnvPool's envs no trailing dimension.
 _TAIL: tuple[int, ...] = ()
+_UINT64 = np.dtype(np.uint64)
 
 
 class EnvPoolChildren:
@@ -101,6 +102,7 @@ class EnvPoolTables(Tables):
         super().__init__(*args, **options)
         spec = self._codec.action_spec
         self._choices = spec if isinstance(spec, Categorical) else None
+        self._num_choices = 0 if self._choices is None else int(self._choices.space.n)
         # As it is, that is: neither one-hot nor counted from another number.
         self._one_choice = (
             self._choices is not None
@@ -121,7 +123,8 @@ class EnvPoolTables(Tables):
         if self._one_choice and action.dtype is torch.int64 and action.shape == self._size:
             # Nearly always: no more than a look at the bounds.
             numbers = action.numpy(force=True)
-            if numbers.view(np.uint64).max() < self._choices.space.n:
+            # A negative number is a huge one without its sign: one look for both ends.
+            if np.maximum.reduce(numbers.view(_UINT64)) < self._num_choices:
                 return {(): numbers}
         if action.shape[:-1] == (self._num_envs, *self._choices.shape) and action.shape[-1]:
             action = _first_choice(action, self._choices)

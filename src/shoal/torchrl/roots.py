@@ -25,6 +25,7 @@ __all__ = ["carry_over", "complete", "repeat_idle", "set_entry"]
 
 _IN_NUMPY = frozenset({torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32})
 _LEFT_BEHIND = frozenset({"next", "reward", "_reset"})
+_NOTHING: frozenset[str] = frozenset()
 
 
 def carry_over(before: TensorDict, root: TensorDict, fresh: np.ndarray[Any, Any] | None) -> None:
@@ -38,40 +39,57 @@ def carry_over(before: TensorDict, root: TensorDict, fresh: np.ndarray[Any, Any]
         root: the new one.
         fresh: bool ``[N]``, the envs that were reset; ``None`` if there are none.
     """
-    if fresh is not None and np.count_nonzero(fresh) in (0, len(fresh)):
-        fresh = None
-    others = {key: v for key, v in before._tensordict.items() if key not in _LEFT_BEHIND}
-    _add_missing(others, root, fresh)
+    ids = None
+    if fresh is not None:
+        ids = fresh.nonzero()[0]
+        ids = ids if 0 < len(ids) < len(fresh) else None
+    _add_missing(before._tensordict, root, ids, _LEFT_BEHIND)
 
 
 def _add_missing(
-    others: dict[str, Any], root: TensorDict, fresh: np.ndarray[Any, Any] | None
+    others: dict[str, Any],
+    root: TensorDict,
+    fresh: np.ndarray[Any, Any] | None,
+    left_behind: frozenset[str] = _NOTHING,
 ) -> None:
     mine = root._tensordict
     for key, value in others.items():
         present = mine.get(key)
         if present is None:
-            mine[key] = _kept(value, fresh)  # nobody else has this root yet
-        elif type(present) is TensorDict and type(value) is TensorDict:
+            if key not in left_behind:
+                mine[key] = _kept(value, fresh)  # nobody else has this root yet
+        elif type(present) is TensorDict and type(value) is TensorDict and key not in left_behind:
             _add_missing(value._tensordict, present, fresh)
 
 
 def _kept(value: Any, fresh: np.ndarray[Any, Any] | None) -> Any:
-    """Returns an entry for the next root, zero in the rows that are ``fresh``."""
+    """Returns an entry for the next root, zero in these rows."""
+    if fresh is None and type(value) is torch.Tensor:
+        return value
+    if type(value) is torch.Tensor and value.dtype in _IN_NUMPY:
+        # Small arrays take numpy a sixth of the time that they take torch.
+        try:
+            kept = value.numpy().copy()
+        except (TypeError, RuntimeError):  # a gradient, or another device
+            pass
+        else:
+            kept[fresh] = 0
+            return torch.from_numpy(kept)
     if is_tensor_collection(value):
         # Not the same object: what is written into it later must not show here.
         if fresh is None:
             return value.copy()
-        return value.where(torch.from_numpy(~fresh), value.empty(), pad=0)
+        return value.where(_others_of(fresh, len(value)), value.empty(), pad=0)
     if fresh is None:
         return value
-    if value.device.type == "cpu" and not value.requires_grad and value.dtype in _IN_NUMPY:
-        # Small arrays take numpy a sixth of the time that they take torch.
-        kept = value.numpy().copy()
-        kept[fresh] = 0
-        return torch.from_numpy(kept)
-    rows = torch.from_numpy(~fresh).to(value.device).reshape(-1, *[1] * (value.ndim - 1))
+    rows = _others_of(fresh, len(value)).to(value.device).reshape(-1, *[1] * (value.ndim - 1))
     return torch.where(rows, value, value.new_zeros(()))
+
+
+def _others_of(env_ids: np.ndarray[Any, Any], num_envs: int) -> torch.Tensor:
+    others = torch.ones(num_envs, dtype=torch.bool)
+    others[torch.from_numpy(env_ids)] = False
+    return others
 
 
 def repeat_idle(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import torch
@@ -52,8 +52,19 @@ class Rows(Protocol):
     def fresh_rows(self) -> np.ndarray[Any, Any] | None:
         """Bool ``[N]``: who was just reset; ``None`` for nobody."""
 
-    def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
+    def step(
+        self,
+        tensordict: TensorDictBase,
+        *,
+        autoreset: bool,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> torch.Tensor | None:
         """Steps the envs, or those in the ``_step`` mask.
+
+        Args:
+            tensordict: holds the actions.
+            autoreset: reset envs whose episode ends.
+            meanwhile: called if `stepped` may be had while those are being reset.
 
         Returns:
             The mask, if it left somebody out.

@@ -51,7 +51,7 @@ class Selection:
             return mixed(pair, newer)
         present = pair[0].take(self._ids, 0)  # a third of the price of an index
         if newer is not None:
-            present[newer] = pair[1][self._ids[newer]]
+            present[newer] = pair[1].take(self._ids[newer], 0)
         return torch.from_numpy(present)
 
     def pick_mixed_list(self, pair: Sequence[Array], newer: Array | None) -> list[Any]:
@@ -99,5 +99,5 @@ def mixed(pair: Sequence[Array], newer: Array | None) -> torch.Tensor:
     present = stepped.copy()
     if newer is not None:
         # In numpy: torch cannot index its unsigned dtypes.
-        present[newer] = reset[newer]
+        present[newer] = reset.take(newer, 0)
     return torch.from_numpy(present)

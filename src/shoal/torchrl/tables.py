@@ -19,7 +19,7 @@ from shoal.torchrl.selection import Selection
 from_numpy = torch.from_numpy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.engine import Engine
     from shoal.torchrl.infos import InfoReaders
@@ -118,12 +118,21 @@ class Tables:
                 actions[key] = value.tolist() if key in codec.object_actions else value
         return codec.encode_action(actions, self._num_envs)
 
-    def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
+    def step(
+        self,
+        tensordict: TensorDictBase,
+        *,
+        autoreset: bool,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> torch.Tensor | None:
         """Steps the envs, or those in the mask."""
         actions = self.encode(tensordict)
         ids = rows_to_step(tensordict, self._num_envs)
         self.engine.step_rows(
-            self._chosen.ordered(actions, ids), self._chosen.env_ids(ids), autoreset=autoreset
+            self._chosen.ordered(actions, ids),
+            self._chosen.env_ids(ids),
+            autoreset=autoreset,
+            meanwhile=meanwhile,
         )
         if ids is None:
             return None

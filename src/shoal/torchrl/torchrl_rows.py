@@ -34,7 +34,7 @@ from shoal.torchrl.selection import Selection
 from shoal.torchrl.torchrl_columns import ActionColumns, Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shoal.engine import Engine
     from shoal.torchrl.rows import ResetRequest
@@ -149,7 +149,13 @@ class TorchRLRows:
         self._inputs.take_turn()
         return actions
 
-    def step(self, tensordict: TensorDictBase, *, autoreset: bool) -> torch.Tensor | None:
+    def step(
+        self,
+        tensordict: TensorDictBase,
+        *,
+        autoreset: bool,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> torch.Tensor | None:
         """Steps the envs, or those in the mask, which may be a part of an env's own batch."""
         mask = step_mask(tensordict, self._size)
         at: Array | None = None

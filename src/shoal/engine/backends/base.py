@@ -28,10 +28,18 @@ class Backend(Protocol):
     Attributes:
         arrays: views of the rows.
         spec: what each env's leaves look like; the same for all.
+        steps_done: where resets after the ends of episodes are a round trip of their own:
+            tells whether all rows hold the step that was submitted, though resets may be
+            under way. ``None`` where they come with the step.
     """
 
     arrays: Arrays
     spec: EnvSpec
+
+    @property
+    def steps_done(self) -> Callable[[], bool] | None:
+        """See the class."""
+        ...
 
     @property
     def worker_pids(self) -> tuple[int, ...]:

@@ -46,6 +46,8 @@ _GRACE_AFTER_CLOSE_S = 1.0
 class CoroutineBackend:
     """Runs envs as tasks of one event loop, all at once."""
 
+    steps_done = None
+
     def __init__(
         self,
         factories: Sequence[EnvFactory] | Sequence[AsyncEnvFactory],

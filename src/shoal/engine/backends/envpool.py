@@ -84,6 +84,12 @@ class EnvPoolBackend:
             self, _close_forgotten, pool, self._wakeups, self._receivers
         )
 
+    @property
+    def steps_done(self) -> Callable[[], bool] | None:
+        """See `Backend`."""
+        # A thread that receives does not stop in between.
+        return self._exchange.steps_done if self._receiver is None else None
+
     def worker_of(self, env_id: int) -> int:
         """All envs are with worker 0, the pool."""
         return 0

@@ -66,6 +66,8 @@ _AFTER_END = np.uint8(_WAITS_TO_RESET_AFTER)
 _FIRST = int(Phase.WAITS_TO_RESET_FIRST)
 _WAIT_TO_GO = _STEPS - int(Phase.WAITS_TO_STEP)  # from waiting to being in the pool
 _BOTH_FIRST = int(Phase.RESETS_FIRST) - int(Phase.WAITS_TO_STEP)  # from there to a step
+# The phases of envs whose step is in their rows.
+_AFTER_STEPS = bytes([_RUNNING, _ENDED, NEW, _WAITS_TO_RESET_AFTER, _RESETS_AFTER])
 _ONCE: tuple[tuple[()], ...] = ((),)
 
 
@@ -104,6 +106,10 @@ class Exchange:
     def all_done(self) -> bool:
         """Returns whether no env is busy."""
         return not (self.num_in_pool or self.num_waiting or self._is_writing)
+
+    def steps_done(self) -> bool:
+        """Returns whether all rows hold their step; some may be reset after its end now."""
+        return not self.phase.tobytes().translate(None, _AFTER_STEPS)
 
     def can_receive(self) -> bool:
         """Returns whether `receive` would return at last."""
@@ -211,18 +217,19 @@ class Exchange:
     def _note_results(self, results: PoolResults, *, goes_on: bool) -> None:
         ids = results.env_ids
         where: Any = slice(None) if ids.tobytes() == self._in_order else ids
-        doing = self.phase[where].copy()
-        first = int(doing[0])
+        raw = self.phase[where].tobytes()
+        first = raw[0]
         if first < _IN_POOL:
             self._box.clear()  # it was noted, and an interrupt came before this
             return
         self._is_writing = True
-        if doing.tobytes() == bytes([first]) * len(ids):
+        if raw.count(raw[:1]) == len(raw):
             codes, num_waiting = _following(first, results)
             groups = [(first, where, results, codes)]
         else:
             codes, num_waiting, groups = np.zeros(len(ids), np.uint8), 0, []
-            for code in np.unique(doing).tolist():
+            doing = np.frombuffer(raw, np.uint8)
+            for code in sorted(set(raw)):
                 mine = doing == code
                 some = _picked(results, mine)
                 codes[mine], num_more = _following(code, some)
@@ -277,7 +284,8 @@ def _following(code: int, results: PoolResults) -> tuple[Any, int]:
     ended = results.terminated | results.truncated
     if code == _STEPS:
         return ended, 0  # true is `Phase.ENDED`, false `Phase.RUNNING`
-    return ended * _AFTER_END, int(np.count_nonzero(ended))
+    count = int(np.count_nonzero(ended))
+    return (ended * _AFTER_END if count else _RUNNING), count
 
 
 def _picked(results: PoolResults, mine: Array) -> PoolResults:

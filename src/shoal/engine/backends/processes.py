@@ -102,6 +102,8 @@ def _unpack_returned(answer: PackedReturned) -> Returned:
 class ProcessBackend:
     """Runs envs in worker processes, several in each."""
 
+    steps_done = None
+
     def __init__(
         self,
         factories: Sequence[EnvFactory],

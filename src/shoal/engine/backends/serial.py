@@ -27,6 +27,8 @@ __all__ = ["SerialBackend"]
 class SerialBackend:
     """Runs every env in the thread that calls."""
 
+    steps_done = None
+
     def __init__(
         self, factories: Sequence[EnvFactory], *, keep_infos: bool, mixed_specs: bool = False
     ) -> None:

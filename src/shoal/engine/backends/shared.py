@@ -25,6 +25,8 @@ __all__ = ["SharedBackend"]
 class SharedBackend:
     """Envs up to some id run in worker processes, the others here."""
 
+    steps_done = None
+
     def __init__(self, remote: ProcessBackend, local: LocalHost) -> None:
         self._remote = remote
         self._local = local

@@ -84,6 +84,8 @@ class _Desk:
 class ThreadBackend:
     """Runs every env on a thread that is its own for ever."""
 
+    steps_done = None
+
     def __init__(
         self,
         factories: Sequence[EnvFactory],
