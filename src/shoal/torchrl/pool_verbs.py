@@ -293,7 +293,10 @@ class PoolVerbs(PoolAwaitables):
             pick, is_ready = self._pick_these(engine, kind, env_index)
         else:
             pick, is_ready = self._pick_ready(engine, kind, wanted, max_get, timeout, deadline)
-        found = engine.wait(pick, deadline, is_ready)
+        # For a single one of any, every noise is enough, and asking would cost each row more
+        # than a look in vain now and then.
+        takes_any = env_index is None and wanted == 1 and timeout is None
+        found = engine.wait(pick, deadline, None if takes_any else is_ready)
         if found is None:
             raise self._timed_out(kind, env_index, deadline.timeout_s)
         return found
@@ -316,11 +319,6 @@ class PoolVerbs(PoolAwaitables):
         """Returns what takes ready envs if there are enough, and what says whether there are."""
         requests, status = self._requests, engine.rows.status
 
-        def take_failed(ids: Array) -> None:
-            codes = status[ids] & _FAILED
-            if np.count_nonzero(codes):
-                self._take(engine, ids[codes != 0])
-
         def enough() -> int:
             if timeout is None or deadline.expired():
                 return wanted
@@ -330,7 +328,7 @@ class PoolVerbs(PoolAwaitables):
             ids = requests.ready(kind, status)
             if len(ids) < wanted:
                 requests.check_enough(wanted, kind)
-            take_failed(ids)
+            self._take_failed(engine, ids)
             if len(ids) < enough():
                 return None
             chosen = ids if max_get is None else ids[:max_get]
@@ -357,9 +355,7 @@ class PoolVerbs(PoolAwaitables):
             requests.check_sent(ids.tolist(), kind)
             if not status[ids].all():
                 return None
-            codes = status[ids] & _FAILED
-            if np.count_nonzero(codes):
-                self._take(engine, ids[codes != 0])
+            self._take_failed(engine, ids)
             return self._collected(engine, kind, ids, is_single=is_single)
 
         def is_ready() -> bool:
@@ -374,6 +370,15 @@ class PoolVerbs(PoolAwaitables):
                 f"env_index names envs from 0 to {self.num_envs - 1}, at least one; not"
                 f" {named if isinstance(named, int) else list(named)}"
             )
+
+    def _take_failed(self, engine: ConcurrentEngine, ids: Array) -> None:
+        """Takes those of ready envs that raised.
+
+        Raises: `EnvError` if there are any.
+        """
+        failed = engine.rows.status[ids] & _FAILED
+        if np.count_nonzero(failed):
+            self._take(engine, ids[failed != 0])
 
     def _take(self, engine: ConcurrentEngine, ids: Array) -> None:
         self._requests.forget(ids)

@@ -6,9 +6,8 @@ Does not know envs or the engine.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
@@ -20,6 +19,9 @@ from tensordict import (
 )
 
 from shoal.torchrl.tables import as_non_tensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["carry_over", "complete", "repeat_idle", "set_entry"]
 

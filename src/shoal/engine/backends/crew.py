@@ -75,6 +75,7 @@ class Crew:
         self._channel_of: dict[int, int] = {}
         self._owner_pid = os.getpid()
         self._is_closed = False
+        self._has_exit = False  # a worker has ended, whether it was told to or not
 
     # --- start ---------------------------------------------------------------------
 
@@ -251,11 +252,13 @@ class Crew:
                         # A worker's last words are in its channel before it is gone.
                         self.read_channel(worker_id)
                         self.workers[worker_id] = on_exit(self.workers[worker_id], exitcode)
+                        self._has_exit = True
                 self._server.control.drop()
         except ChannelClosed:
             # Without its server no worker lives on.
             self._forget(self._server.control.fileno())
             self.workers = [on_exit(worker, None) for worker in self.workers]
+            self._has_exit = True
 
     def _forget(self, fd: int) -> None:
         self._channel_of.pop(fd, None)
@@ -263,7 +266,8 @@ class Crew:
 
     def first_death(self) -> Worker | None:
         """Returns a worker that has died, if there is one."""
-        for worker in self.workers:
+        # The flag, since this is asked before each wait, and there may be hundreds.
+        for worker in self.workers if self._has_exit else ():
             if worker.state is WorkerState.DIED:
                 return worker
         return None

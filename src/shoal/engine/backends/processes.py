@@ -15,6 +15,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shoal.engine.backends.crew import Crew
 from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Word, view_arrays
@@ -64,7 +66,7 @@ class _Inbox:
 
     def __init__(self, num_workers: int) -> None:
         self.notes: dict[int, EnvNotes] = {}
-        self.notes_taken = [0] * num_workers
+        self.notes_taken = np.zeros(num_workers, np.uint64)
         self.returned: dict[int, dict[int, Returned]] = {}
 
     def take(self, worker_id: int, message: Any) -> None:
@@ -160,6 +162,7 @@ class ProcessBackend:
             for w in range(num_workers)
         ]
         self._notes_words = [_STRIDE * w + _NOTES for w in range(num_workers)]
+        self._notes_announced = self.arrays.words.reshape(-1)[_NOTES::_STRIDE]
         self._at_rest = 0
         self._during = "idle"
 
@@ -364,11 +367,9 @@ class ProcessBackend:
         """Returns whether a worker has announced notes that were not taken."""
         if self._inbox.notes:
             return True
-        words = self._words
-        for worker_id, word in enumerate(self._notes_words):
-            if words[word] != self._inbox.notes_taken[worker_id]:
-                return True
-        return False
+        announced: bytes = self._notes_announced.tobytes()
+        taken: bytes = self._inbox.notes_taken.tobytes()
+        return announced != taken
 
     def take_notes(self) -> dict[int, EnvNotes]:
         """Returns the notes of all rows published so far, and forgets them."""
