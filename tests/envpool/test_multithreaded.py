@@ -16,6 +16,7 @@ from torchrl.envs import RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import check_env_specs
 
 import shoal
+from shoal.adapters.envpool import EnvPoolFactory
 from shoal.errors import SpecError, UsageError
 
 with warnings.catch_warnings():
@@ -268,6 +269,28 @@ for call in (
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100
     ).stdout
     assert out.count("pip install 'shoal[envpool]'") == 3
+
+
+def test_a_release_that_returns_wrong_numbers_is_refused(monkeypatch) -> None:
+    import envpool
+
+    monkeypatch.setattr(envpool, "__version__", "0.8.4")
+    monkeypatch.setattr(np, "__version__", "2.0.0")
+    with pytest.raises(ImportError, match=r"EnvPool 0\.8\.4 was built for NumPy 1"):
+        shoal.MultiThreadedEnv(2, "CartPole-v1")
+    monkeypatch.setattr(np, "__version__", "1.26.4")
+    shoal.MultiThreadedEnv(2, "CartPole-v1")
+
+
+def test_releases_without_a_seed_per_env_get_the_first(make, monkeypatch) -> None:
+    monkeypatch.setattr(EnvPoolFactory, "_takes_seeds", lambda self: False)
+    first, again = make(), make()
+    first.set_seed(5)
+    again.set_seed(5)
+    assert isinstance(first.config["seed"], int)
+    assert torch.equal(first.reset()["observation"], again.reset()["observation"])
+    first.set_seed(2**32 - 1)  # a negative one there
+    first.reset()
 
 
 def test_rewards_are_float32_and_flags_have_no_trailing_dimension(make) -> None:

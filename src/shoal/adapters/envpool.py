@@ -8,23 +8,29 @@ or built, not before.
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space
 
 from shoal.adapters.calls import call_or_read
-from shoal.adapters.spaces import leaves_of
+from shoal.adapters.envpool_specs import (
+    PLAYER_REWARD,
+    PLAYERS_ENV_ID,
+    EnvPoolDescription,
+    limits_of,
+)
 from shoal.engine.env import PoolResults
-from shoal.engine.spec import ArraySpec, EnvSpec, LeafPath
 from shoal.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Self
+
+    from shoal.engine.spec import LeafPath
 
 __all__ = [
     "PLAYER_REWARD",
@@ -37,15 +43,12 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Space = spaces.Space[Any]
 
-PLAYER_REWARD: LeafPath = ("player_reward",)
-"""Where an env of several players has the reward of each; its own reward is their sum."""
-
 # EnvPool makes a thread per core, and each spins before it sleeps. With cheap envs they take
 # the cores from the caller and from each other, and it goes at half the speed.
 _CHEAP = ("envpool.classic_control", "envpool.toy_text")
 _CHEAP_ENVS_PER_THREAD = 256
 
-_ENV_ID, _PLAYERS_ENV_ID = "env_id", "players.env_id"
+_ENV_ID = "env_id"
 _STATE_ENV_ID, _STATE_PLAYERS_ENV_ID = "info:env_id", "info:players.env_id"
 # What would move envs behind the engine's back, or end the process.
 _NOT_CALLABLE = frozenset({"async_reset", "close", "recv", "reset", "send", "step", "xla"})
@@ -55,7 +58,8 @@ def import_envpool() -> Any:
     """Returns the module.
 
     Raises:
-        ImportError: it is not installed; the message says what to do.
+        ImportError: it is not installed, or does not work with this NumPy; the message says
+            what to do.
     """
     try:
         import envpool
@@ -64,94 +68,17 @@ def import_envpool() -> Any:
             f"EnvPool cannot be imported ({exc}); install it with: pip install 'shoal[envpool]'"
             " (Linux and macOS only)"
         ) from exc
+    if _release_of(envpool) < (0, 9) and _release_of(np) >= (2, 0):
+        # It does not fail there: it returns arrays that repeat their first row.
+        raise ImportError(
+            f"EnvPool {envpool.__version__} was built for NumPy 1, and returns wrong numbers with"
+            f" NumPy {np.__version__}; install a later one with: pip install 'shoal[envpool]'"
+        )
     return envpool
 
 
-@dataclass(frozen=True)
-class EnvPoolDescription:
-    """What one env of a pool is.
-
-    Attributes:
-        observation_space: of all players together, where there are several.
-        action_space: likewise; in games by turns, of the one whose turn it is.
-        num_players: how many players share an env.
-        acts_by_player: each player has an action of its own.
-        num_envs: how many envs the pool has.
-        batch_size: how many results one receive waits for.
-        text: the name of the task, or of the pool's class.
-    """
-
-    observation_space: Space
-    action_space: Space
-    num_players: int
-    acts_by_player: bool
-    num_envs: int
-    batch_size: int
-    text: str
-
-    @classmethod
-    def of(cls, spec: Any, text: str) -> EnvPoolDescription:
-        """Returns the description of a pool from EnvPool's own spec."""
-        config = dict(zip(spec._config_keys, spec._config_values, strict=True))
-        num_players = int(config.get("max_num_players", 1))
-        acts_by_player = any(
-            key.startswith("players.") and key != _PLAYERS_ENV_ID for key in spec._action_keys
-        )
-        # Older releases have the first name only.
-        native = "gymnasium_{}" if hasattr(spec, "gymnasium_action_space") else "{}"
-        observation = _without_sentinels(getattr(spec, native.format("observation_space")))
-        action = _without_sentinels(getattr(spec, native.format("action_space")))
-        if num_players > 1:
-            observation = batch_space(observation, num_players)
-            if acts_by_player:
-                action = batch_space(action, num_players)
-        num_envs = int(config["num_envs"])
-        return cls(
-            observation_space=observation,
-            action_space=action,
-            num_players=num_players,
-            acts_by_player=acts_by_player,
-            num_envs=num_envs,
-            batch_size=int(config["batch_size"]) or num_envs,
-            text=text,
-        )
-
-    @property
-    def waits_for_all(self) -> bool:
-        """See `NativePool`. With several players EnvPool has only its asynchronous mode."""
-        return self.batch_size == self.num_envs and self.num_players == 1
-
-    @property
-    def env_spec(self) -> EnvSpec:
-        """The leaves of one env."""
-        info: dict[LeafPath, ArraySpec] = {}
-        if self.num_players > 1:
-            info[PLAYER_REWARD] = ArraySpec((self.num_players,), np.dtype(np.float32))
-        return EnvSpec(
-            observation=leaves_of(self.observation_space, root="observation"),
-            action=leaves_of(self.action_space, root="action"),
-            info=info,
-            undoes_resets=False,  # nobody can put a pool's dice back
-        )
-
-
-def _without_sentinels(space: Space) -> Space:
-    """Returns a space with infinite bounds where EnvPool says that it knows none.
-
-    It then has the smallest and the largest positive number of the type, which hardly any
-    observation lies between.
-    """
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: _without_sentinels(s) for key, s in space.spaces.items()})
-    if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
-        return space
-    limits = np.finfo(space.dtype)
-    unknown = (space.low == limits.tiny) & (space.high == limits.max)
-    if not unknown.any():
-        return space
-    low, high = np.where(unknown, -np.inf, space.low), np.where(unknown, np.inf, space.high)
-    dtype: Any = space.dtype
-    return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, dtype)
+def _release_of(module: Any) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", module.__version__)[:2])
 
 
 @dataclass(frozen=True)
@@ -247,6 +174,10 @@ class EnvPoolFactory:
             )
         return replace(self, seeds=tuple(int(seed) for seed in seeds))
 
+    def _takes_seeds(self) -> bool:
+        """Returns whether this release of EnvPool takes a seed per env; before 1.0 it does not."""
+        return "env_seed" in import_envpool().make_spec(self.task_id)._config_keys
+
     def _is_cheap(self) -> bool:
         """Returns whether a step of the task is known to take less than a microsecond."""
         from envpool.registration import registry
@@ -259,7 +190,9 @@ class EnvPoolFactory:
             # One per env: EnvPool's own rule, seed + i, would give neighbouring seeds the
             # same envs but one. They are 32 bits with a sign there.
             options.pop("env_seed", None)
-            options["seed"] = [(seed + 2**31) % 2**32 - 2**31 for seed in self.seeds]
+            given = [(seed + 2**31) % 2**32 - 2**31 for seed in self.seeds]
+            # Its own rule it is, though, where there is no other.
+            options["seed"] = given if self._takes_seeds() else min(given[0], 2**31 - 2)
         return options
 
 
@@ -301,7 +234,7 @@ class EnvPoolPool:
             key: tuple(n for n in spec.shape if n != -1)
             for key, spec in pool.spec.action_array_spec.items()
         }
-        mine = [key for key in pool._action_keys if key not in (_ENV_ID, _PLAYERS_ENV_ID)]
+        mine = [key for key in pool._action_keys if key not in (_ENV_ID, PLAYERS_ENV_ID)]
         nested = isinstance(description.action_space, spaces.Dict)
         self._action_plan: list[tuple[LeafPath, np.dtype[Any], tuple[int, ...]]] = [
             (_path_of(key, "action") if nested else (), np.dtype(dtypes[key]), shapes[key])
@@ -313,7 +246,7 @@ class EnvPoolPool:
                 expected=f"the leaves {sorted(self.spec.action)}",
                 actual=f"{mine}, which the pool takes",
             )
-        self._limits = _limits_of(description.action_space)
+        self._limits = limits_of(description.action_space)
 
     def pack(self, actions: Mapping[LeafPath, Array], env_ids: Array | None) -> Any:
         """See `NativePool.pack`."""
@@ -419,9 +352,6 @@ class EnvPoolPool:
             pool.close()
 
 
-_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-
-
 def _gone(*_: Any) -> Any:
     raise RuntimeError("the pool was closed")
 
@@ -430,36 +360,3 @@ def _path_of(key: str, root: str) -> LeafPath:
     """Returns the path of a leaf from EnvPool's name, as ``obs:ems.x1``."""
     names = key.removeprefix(root).replace(":", ".").split(".")
     return tuple(name for name in names if name and name != "players")
-
-
-class _Limits:
-    """The least and the largest whole numbers of one leaf of an action."""
-
-    def __init__(self, path: LeafPath, low: Any, high: Any) -> None:
-        self.path = path
-        self.low, self.high = np.asarray(low), np.asarray(high)
-        is_count = not self.low.any() and (self.high == self.high.flat[0]).all()
-        self._last = int(self.high.flat[0]) if is_count else None
-
-    def admit(self, rows: Array) -> bool:
-        """Returns whether all values are within."""
-        if self._last is not None and rows.dtype.kind == "i":
-            # A negative number is a huge one without its sign: one look for both ends.
-            unsigned = rows.view(_UNSIGNED[rows.itemsize])
-            return bool(np.maximum.reduce(unsigned, axis=None) <= self._last)
-        return bool(((rows >= self.low) & (rows <= self.high)).all())
-
-
-def _limits_of(space: Space, path: LeafPath = ()) -> list[_Limits]:
-    match space:
-        case spaces.Dict():
-            children = [_limits_of(child, (*path, key)) for key, child in space.spaces.items()]
-            return [found for child in children for found in child]
-        case spaces.Discrete():
-            return [_Limits(path, space.start, space.start + space.n - 1)]
-        case spaces.MultiDiscrete():
-            return [_Limits(path, space.start, space.start + space.nvec - 1)]
-        case spaces.Box() if space.dtype.kind in "iu":
-            return [_Limits(path, space.low, space.high)]
-        case _:
-            return []

@@ -179,7 +179,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         """Makes a new pool whose envs have the seeds of TorchRL's chain; `reset` comes next.
 
         EnvPool's own rule is ``seed + i`` for env ``i``, by which neighbouring seeds share
-        all envs but one.
+        all envs but one. Before its release 1.0 it has no other, so there it holds.
 
         Args:
             seed: of env 0; ``None`` changes nothing.
