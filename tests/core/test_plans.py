@@ -16,6 +16,7 @@ from shoal.engine.core.plan import (
 )
 from shoal.engine.core.spinning import (
     SPIN_S,
+    SpinAhead,
     SpinBudget,
     count_spinning_workers,
     engine_may_spin,
@@ -114,3 +115,42 @@ def test_a_spin_that_is_switched_off_stays_off():
     for waited_s in (0.0, 1.0, 0.0):
         assert budget.budget_s == 0.0
         budget.note_wait(waited_s)
+
+
+def _wait_after(spin_s: float, length_s: float) -> float:
+    """Returns what a wait takes after a spin: a sleeper is woken 40 us late."""
+    left_s = max(length_s - spin_s, 0.0)
+    return 5e-6 + left_s + (40e-6 if left_s > 30e-6 else 0.0)
+
+
+@given(length_us=st.integers(45, 240), jitter_us=st.integers(0, 10))
+def test_a_spin_ahead_ends_shortly_before_the_wait_it_knows(length_us: int, jitter_us: int) -> None:
+    ahead = SpinAhead(enabled=True)
+    late = 0
+    for k in range(1000):
+        length_s = (length_us + jitter_us * (-1) ** k) * 1e-6
+        waited_s = _wait_after(ahead.spin_s, length_s)
+        late += k >= 500 and waited_s > 45e-6
+        ahead.note_wait(waited_s)
+    assert length_us - 40 <= ahead.spin_s * 1e6 <= length_us + jitter_us
+    assert late < 100, "woken late more than one time in five"
+
+
+def test_a_spin_ahead_is_given_up_where_waits_are_long_and_comes_back() -> None:
+    ahead = SpinAhead(enabled=True)
+    for _ in range(500):
+        ahead.note_wait(_wait_after(ahead.spin_s, 100e-6))
+    assert ahead.spin_s > 0
+    for _ in range(10):
+        ahead.note_wait(_wait_after(ahead.spin_s, 2e-3))
+    assert ahead.spin_s == 0
+    for _ in range(500):
+        ahead.note_wait(_wait_after(ahead.spin_s, 100e-6))
+    assert ahead.spin_s > 50e-6
+
+
+def test_nobody_spins_ahead_without_a_core_for_it() -> None:
+    ahead = SpinAhead(enabled=False)
+    for _ in range(100):
+        ahead.note_wait(_wait_after(ahead.spin_s, 100e-6))
+    assert ahead.spin_s == 0

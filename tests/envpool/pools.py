@@ -57,6 +57,7 @@ class ScriptedPool:
             action={(): ArraySpec((), np.dtype(np.int64))},
             undoes_resets=False,
         )
+        self.num_threads = 0
         self.steps = np.full(num_envs, -1)
         self.interrupts: list[str] = []
         self.is_closed = False

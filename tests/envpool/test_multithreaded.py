@@ -17,6 +17,7 @@ from torchrl.envs.utils import check_env_specs
 
 import shoal
 from shoal.adapters.envpool import EnvPoolFactory
+from shoal.engine.backends.envpool import EnvPoolBackend
 from shoal.errors import SpecError, UsageError
 
 with warnings.catch_warnings():
@@ -300,3 +301,53 @@ def test_rewards_are_float32_and_flags_have_no_trailing_dimension(make) -> None:
     for key in ("reward", "done", "terminated", "truncated"):
         assert step[key].shape == (N,)
     assert np.shape(step["observation"]) == (N, 4)
+
+
+def test_results_that_the_pool_gave_away_never_change(make) -> None:
+    env = make("Pong-v5", 2, limit=500)
+    env.set_seed(0)
+    kept = []
+    root = env.reset()
+    for _ in range(30):
+        stepped, root = env.step_and_maybe_reset(env.rand_action(root))
+        frames, now = stepped["next", "observation"], root["observation"]
+        assert frames.is_contiguous()
+        assert frames.data_ptr() != now.data_ptr()
+        kept.append((frames, frames.clone(), now, now.clone()))
+    for frames, before, now, then in kept:
+        assert torch.equal(frames, before)
+        assert torch.equal(now, then)
+    assert len({int(frames.sum()) for frames, *_ in kept}) > 5, "nothing moves"
+    # What the caller does with them is not seen by the envs' rows.
+    last = root["observation"].clone()
+    kept[-1][0].fill_(7)
+    mask = torch.tensor([True, False])
+    again = env.reset(TensorDict({"_reset": mask}, [2]))
+    assert torch.equal(again["observation"][1], last[1])
+
+
+def test_a_step_is_read_while_ended_envs_are_reset(make, monkeypatch) -> None:
+    """The same data come of it as where the reset is waited for first."""
+
+    def run() -> TensorDict:
+        env = make(limit=5)
+        env.set_seed(3)
+        torch.manual_seed(0)
+        root, data = env.reset(), []
+        for _ in range(40):
+            stepped, root = env.step_and_maybe_reset(env.rand_action(root))
+            data.append(stepped)
+        return torch.stack(data, -1)
+
+    reads = []
+    original = EnvPoolBackend.steps_done.fget
+    monkeypatch.setattr(
+        EnvPoolBackend, "steps_done", property(lambda self: reads.append(1) or original(self))
+    )
+    early = run()
+    assert len(reads) == 40
+    monkeypatch.setattr(EnvPoolBackend, "steps_done", None)
+    late = run()
+    assert early["next", "done"].any()
+    for key in early.keys(True, True):
+        assert torch.equal(early[key], late[key]), key

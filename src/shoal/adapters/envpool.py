@@ -215,6 +215,7 @@ class EnvPoolPool:
         self.spec = description.env_spec
         self.num_envs = description.num_envs
         self.batch_size = description.batch_size
+        self.num_threads = description.num_threads
         self.waits_for_all = description.waits_for_all
         # The methods above these convert and check for each call anew.
         self.send: Callable[[Any], None] = pool._send

@@ -5,6 +5,7 @@ Knows EnvPool's specs and Gymnasium's spaces. Imports neither EnvPool nor torch.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class EnvPoolDescription:
         acts_by_player: each player has an action of its own.
         num_envs: how many envs the pool has.
         batch_size: how many results one receive waits for.
+        num_threads: how many threads step the envs.
         text: the name of the task, or of the pool's class.
     """
 
@@ -47,6 +49,7 @@ class EnvPoolDescription:
     acts_by_player: bool
     num_envs: int
     batch_size: int
+    num_threads: int
     text: str
 
     @classmethod
@@ -66,13 +69,16 @@ class EnvPoolDescription:
             if acts_by_player:
                 action = batch_space(action, num_players)
         num_envs = int(config["num_envs"])
+        batch_size = int(config["batch_size"]) or num_envs
         return cls(
             observation_space=observation,
             action_space=action,
             num_players=num_players,
             acts_by_player=acts_by_player,
             num_envs=num_envs,
-            batch_size=int(config["batch_size"]) or num_envs,
+            batch_size=batch_size,
+            # EnvPool's own rule for those who do not say.
+            num_threads=int(config["num_threads"]) or min(batch_size, os.cpu_count() or 1),
             text=text,
         )
 

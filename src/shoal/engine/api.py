@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.engine.core.layout import Arrays
     from shoal.engine.env import AsyncEnvFactory, EnvFactory
     from shoal.engine.gather import Gatherer
-    from shoal.engine.spec import EnvSpec
+    from shoal.engine.spec import EnvSpec, LeafPath
 
 __all__ = ["Engine"]
 
@@ -125,6 +125,13 @@ class Engine:
         What they hold after `step_rows` or `reset_rows` stays until the next call.
         """
         return self._driver.arrays
+
+    def take_observation(self) -> Mapping[LeafPath, Array] | None:
+        """Gives away the observation of the last step of all envs, if it lies besides `rows`.
+
+        For front ends, which save a copy. ``None`` mostly, and the second time.
+        """
+        return self._backend.take_observation()
 
     @property
     def gatherer(self) -> Gatherer:

@@ -146,6 +146,7 @@ class NativePool(Protocol):
         spec: the leaves of one env.
         num_envs: how many envs there are.
         batch_size: how many results a `recv` waits for; fewer than that cannot be had.
+        num_threads: how many threads step its envs; 0 if nobody knows.
         waits_for_all: a `recv` waits for all that are busy instead, however many. Only one
             `send` or `reset` may be under way then.
         send: starts steps; takes what `pack` returned.
@@ -156,6 +157,7 @@ class NativePool(Protocol):
     spec: EnvSpec
     num_envs: int
     batch_size: int
+    num_threads: int
     waits_for_all: bool
     send: Callable[[Any], None]
     reset: Callable[[Array], None]

@@ -131,6 +131,18 @@ class EnvPoolTables(Tables):
             tensordict = tensordict.copy().set("action", action)
         return super().encode(tensordict)
 
+    def _stepped_flat(
+        self, flat: list[tuple[str, Any, Any]], unwanted: tuple[Any, ...]
+    ) -> dict[str, Any]:
+        own = self.engine.take_observation() if self._chosen.is_whole else None
+        if own is None:
+            return super()._stepped_flat(flat, unwanted)
+        return {
+            str(key): torch.from_numpy(own[path])
+            for key, path in self._codec.identity_observations
+            if (key,) not in unwanted
+        }
+
 
 class PlayerTables(EnvPoolTables):
     """Rows of envs that several players share: each has a reward of its own."""

@@ -32,6 +32,11 @@ class Selection:
         self._ids = None if env_ids is None else np.asarray(env_ids, np.int64)
         self.count = num_envs if self._ids is None else len(self._ids)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all envs, in their own order."""
+        return self._ids is None
+
     def pick(self, rows: Array) -> Array:
         """Returns these envs' rows, copied."""
         return rows.copy() if self._ids is None else rows.take(self._ids, 0)

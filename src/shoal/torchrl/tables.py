@@ -170,9 +170,7 @@ class Tables:
     def _stepped(self, unwanted: tuple[Any, ...]) -> Tensors:
         pick = self._chosen.pick
         if self._flat is not None:
-            found: Tensors = {
-                key: from_numpy(pick(rows)) for key, rows, _ in self._flat if (key,) not in unwanted
-            }
+            found = self._stepped_flat(self._flat, unwanted)
         else:
             leaves = {path: from_numpy(pick(pair[0])) for path, pair in self._leaves.items()}
             found = self._decode(leaves, 0)
@@ -184,6 +182,12 @@ class Tables:
         found["terminated"] = from_numpy(terminated)
         found["truncated"] = from_numpy(truncated)
         return found
+
+    def _stepped_flat(
+        self, flat: list[tuple[str, Array, Array]], unwanted: tuple[Any, ...]
+    ) -> Tensors:
+        pick = self._chosen.pick
+        return {key: from_numpy(pick(rows)) for key, rows, _ in flat if (key,) not in unwanted}
 
     def _flags(self) -> tuple[Array, Array]:
         return self._chosen.pick(self._terminated), self._chosen.pick(self._truncated)

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy as np
+
     from shoal.engine.core.deadline import Deadline
     from shoal.engine.core.layout import Arrays
     from shoal.engine.core.messages import CallEnvs, EnvNotes, Returned, SeedEnvs
     from shoal.engine.spec import EnvSpec, LeafPath
+
+    Array = np.ndarray[Any, Any]
 
 __all__ = ["Backend"]
 
@@ -39,6 +43,13 @@ class Backend(Protocol):
     @property
     def steps_done(self) -> Callable[[], bool] | None:
         """See the class."""
+        ...
+
+    def take_observation(self) -> Mapping[LeafPath, Array] | None:
+        """Gives the observation of the last step of all envs away, if it lies besides the rows.
+
+        Once, and in memory that nobody else knows of.
+        """
         ...
 
     @property

@@ -13,19 +13,30 @@ from shoal.engine.worker.host import Host, build_envs, own_copy
 from shoal.errors import EnvError, StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.engine.env import Env, EnvFactory
     from shoal.engine.spec import EnvSpec, LeafPath
 
 __all__ = [
     "LocalHost",
+    "OneBreath",
     "build_here",
     "close_envs",
     "env_error",
     "own_notes",
     "start_error",
 ]
+
+
+class OneBreath:
+    """A backend whose resets come with the step that ended the episode, in rows of its own."""
+
+    steps_done: Callable[[], bool] | None = None
+
+    def take_observation(self) -> None:
+        """Returns ``None``: an observation lies in the rows, and nowhere else."""
+        return
 
 
 def env_error(failure: EnvFailure) -> EnvError:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shoal.engine.backends.common import own_notes, start_error
+from shoal.engine.backends.common import OneBreath, own_notes, start_error
 from shoal.engine.backends.waking import Wakeups
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.layout import plan_layout, view_arrays
@@ -43,10 +43,8 @@ _GRACE_AFTER_FAILURE_S = 2.0
 _GRACE_AFTER_CLOSE_S = 1.0
 
 
-class CoroutineBackend:
+class CoroutineBackend(OneBreath):
     """Runs envs as tasks of one event loop, all at once."""
-
-    steps_done = None
 
     def __init__(
         self,

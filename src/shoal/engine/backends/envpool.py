@@ -24,9 +24,11 @@ import numpy as np
 
 from shoal.engine.backends.pool_exchange import IDLE, NEW, Exchange, Receiver
 from shoal.engine.backends.waking import Wakeups
-from shoal.engine.core.deadline import Deadline
+from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Op, Status, plan_layout, view_arrays
 from shoal.engine.core.messages import CallEnvs, EnvFailure, EnvNotes, Returned, SeedEnvs
+from shoal.engine.core.spinning import SpinAhead
+from shoal.engine.system.cores import count_usable_cores
 from shoal.errors import BrokenError, SpecError, UsageError, WorkerDied
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class EnvPoolBackend:
         self._num_envs = pool.num_envs
         self._notes: dict[int, EnvNotes] = {}
         self._exchange = Exchange(pool, self.arrays)
+        has_core = 0 < pool.num_threads < count_usable_cores()
+        self._ahead = SpinAhead(enabled=has_core)
         # Nobody else is there until a receiver is; an interrupt may leave a lock locked.
         self._guard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self._wakeups = Wakeups()
@@ -89,6 +93,11 @@ class EnvPoolBackend:
         """See `Backend`."""
         # A thread that receives does not stop in between.
         return self._exchange.steps_done if self._receiver is None else None
+
+    def take_observation(self) -> Mapping[LeafPath, Array] | None:
+        """See `Backend`."""
+        own, self._exchange.observation = self._exchange.observation, None
+        return None if own is None else dict(zip(self.spec.observation, own, strict=True))
 
     def worker_of(self, env_id: int) -> int:
         """All envs are with worker 0, the pool."""
@@ -194,7 +203,7 @@ class EnvPoolBackend:
         if self._receiver is None and deadline.expires_at == math.inf:
             while not done():
                 self._check_hope(is_stuck=exchange.is_stuck())
-                exchange.receive()
+                self._receive()
                 exchange.settle()
             return True
         receiver = self._start_receiver()
@@ -209,6 +218,20 @@ class EnvPoolBackend:
         if not done():
             self._check_hope(is_stuck=is_stuck)
         return done()
+
+    def _receive(self) -> None:
+        """Waits for results in this thread, which stays awake for it if they come soon."""
+        exchange, ahead, clock = self._exchange, self._ahead, stopwatch
+        if exchange.num_in_pool < self._num_envs:
+            exchange.receive()  # resets of a few: over before anybody falls asleep
+            return
+        if ahead.spin_s:
+            until = clock() + ahead.spin_s
+            while clock() < until:
+                pass
+        began = clock()
+        exchange.receive()
+        ahead.note_wait(clock() - began)
 
     def _check_hope(self, *, is_stuck: bool) -> None:
         if is_stuck:

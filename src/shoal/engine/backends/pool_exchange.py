@@ -23,7 +23,7 @@ from shoal.engine.core.layout import Status
 from shoal.engine.env import PoolResults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shoal.engine.backends.waking import Wakeups
     from shoal.engine.core.deadline import Deadline
@@ -68,6 +68,7 @@ _WAIT_TO_GO = _STEPS - int(Phase.WAITS_TO_STEP)  # from waiting to being in the 
 _BOTH_FIRST = int(Phase.RESETS_FIRST) - int(Phase.WAITS_TO_STEP)  # from there to a step
 # The phases of envs whose step is in their rows.
 _AFTER_STEPS = bytes([_RUNNING, _ENDED, NEW, _WAITS_TO_RESET_AFTER, _RESETS_AFTER])
+_LARGE = 1 << 14  # bytes
 _ONCE: tuple[tuple[()], ...] = ((),)
 
 
@@ -80,6 +81,8 @@ class Exchange:
         num_waiting: how many envs wait for their turn. It and the next follow from
             `phase`, and are wrong after an interrupt until `recount`.
         num_in_pool: how many envs are in the pool.
+        observation: of the last step, in arrays that the pool has given away; ``None`` if it
+            was not one of all envs, or is small: copies cost less than the question.
     """
 
     def __init__(self, pool: NativePool, arrays: Arrays) -> None:
@@ -87,9 +90,11 @@ class Exchange:
         self.num_waiting = self.num_in_pool = 0
         self._is_writing = False  # results that have left the pool are not in the rows yet
         self.phase = np.full(pool.num_envs, NEW, np.uint8)
+        self.observation: Sequence[Array] | None = None
         self._arrays = arrays
         spec = pool.spec
         self._step_rows = [arrays.observation[path] for path in spec.observation]
+        self._is_large = sum(rows.nbytes for rows in self._step_rows) >= _LARGE
         self._reset_rows = [arrays.reset_observation[path] for path in spec.observation]
         self._info_rows = [arrays.info[path] for path in spec.info]
         self._one_at_a_time = pool.waits_for_all
@@ -140,6 +145,7 @@ class Exchange:
 
     def begin_steps(self, env_ids: Array | None, *, autoreset: bool) -> None:
         """Starts steps of idle envs with the actions in their rows."""
+        self.observation = None
         going = _STEPS_AUTORESET if autoreset else _STEPS
         if env_ids is None and self.phase.tobytes() == self._all_running:
             packed = self.pool.pack(self._arrays.action, None)
@@ -190,6 +196,7 @@ class Exchange:
         self.num_waiting -= count
 
     def _transmit(self, call: Callable[[Any], None], what: Any, where: Any, codes: Any) -> None:
+        self.observation = None
         self._request = (where, codes)
         # One call into C and nothing else: either it has left its trace, or nothing was sent.
         self._sent.extend(starmap(call, ((what,),)))
@@ -249,6 +256,16 @@ class Exchange:
         for group in groups:
             if group[0] == _STEPS_AUTORESET:
                 self._write(*group)
+        is_whole = self._is_large and len(groups) == 1 and isinstance(where, slice)
+        if is_whole and first in (_STEPS, _STEPS_AUTORESET) and self._are_plain(results):
+            self.observation = results.observation
+
+    def _are_plain(self, results: PoolResults) -> bool:
+        """Returns whether an observation is such that a front may hand it on as it is."""
+        return all(
+            leaf.dtype == rows.dtype and leaf.flags.c_contiguous and leaf.flags.writeable
+            for leaf, rows in zip(results.observation, self._step_rows, strict=True)
+        )
 
     def _write(self, code: int, where: Any, results: PoolResults, codes: Any) -> None:
         """Writes results of envs that were in one phase; ``codes``: what they are in now."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shoal.engine.backends.common import OneBreath
 from shoal.engine.backends.crew import Crew
 from shoal.engine.core.deadline import Deadline, stopwatch
 from shoal.engine.core.layout import Word, view_arrays
@@ -101,10 +102,8 @@ def _unpack_returned(answer: PackedReturned) -> Returned:
         return Returned(answer.call_id, {}, (*answer.failures, *failed))
 
 
-class ProcessBackend:
+class ProcessBackend(OneBreath):
     """Runs envs in worker processes, several in each."""
-
-    steps_done = None
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.engine.backends.common import LocalHost, build_here, close_envs
+from shoal.engine.backends.common import LocalHost, OneBreath, build_here, close_envs
 from shoal.engine.core.layout import plan_layout, view_arrays
 from shoal.engine.core.merge import agree_on_spec
 
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["SerialBackend"]
 
 
-class SerialBackend:
+class SerialBackend(OneBreath):
     """Runs every env in the thread that calls."""
-
-    steps_done = None
 
     def __init__(
         self, factories: Sequence[EnvFactory], *, keep_infos: bool, mixed_specs: bool = False

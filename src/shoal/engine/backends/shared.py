@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.engine.backends.common import OneBreath
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -22,10 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["SharedBackend"]
 
 
-class SharedBackend:
+class SharedBackend(OneBreath):
     """Envs up to some id run in worker processes, the others here."""
-
-    steps_done = None
 
     def __init__(self, remote: ProcessBackend, local: LocalHost) -> None:
         self._remote = remote

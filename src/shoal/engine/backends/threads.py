@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.engine.backends.common import own_notes, start_error
+from shoal.engine.backends.common import OneBreath, own_notes, start_error
 from shoal.engine.backends.waking import Wakeups
 from shoal.engine.core.deadline import Deadline
 from shoal.engine.core.layout import plan_layout, view_arrays
@@ -81,10 +81,8 @@ class _Desk:
         self.wakeups.notify(all_done=True)
 
 
-class ThreadBackend:
+class ThreadBackend(OneBreath):
     """Runs every env on a thread that is its own for ever."""
-
-    steps_done = None
 
     def __init__(
         self,

@@ -14,12 +14,25 @@ Pure: counts and durations in, decisions out.
 
 from __future__ import annotations
 
-__all__ = ["SpinBudget", "count_spinning_workers", "engine_may_spin", "spinning_is_safe"]
+__all__ = [
+    "SpinAhead",
+    "SpinBudget",
+    "count_spinning_workers",
+    "engine_may_spin",
+    "spinning_is_safe",
+]
 
 # Longer than what a spinning worker waits for the one that does not, and for a caller who
 # makes tensors and asks a small policy. Idle pools pay it once.
 SPIN_S = 400e-6
 _DECAY = 0.125
+# Before a wait that nobody can look into: how far ahead of its end a spin should end, so
+# that the wait is short and still is one (measured: less, and the spins run away with
+# every jitter; more, and the waiter is asleep half of the time).
+_AHEAD_S = 8e-6
+_LONGEST_AHEAD_S = 300e-6
+_LATE_S = 40e-6  # what a wake-up takes; more says nothing
+_FORGET = 1.002  # the quickest wait there was counts for some hundred waits
 _OUTLIER = 4  # a single one moves the mean by half a budget, so it does not end the spinning
 
 # Machines whose cores see each other's stores in program order. Elsewhere a flag in
@@ -69,3 +82,34 @@ class SpinBudget:
         waited_s = min(waited_s, _OUTLIER * self._spin_s)
         self._mean_s += _DECAY * (waited_s - self._mean_s)
         self.budget_s = self._spin_s if self._mean_s < self._spin_s else 0.0
+
+
+class SpinAhead:
+    """How long to spin before a wait that tells nothing until it is over.
+
+    Whoever sleeps in such a wait is woken late. One who comes shortly before its end is
+    still awake by then, so this learns how long the waits take, from what is left of them
+    after the spin.
+
+    Attributes:
+        spin_s: how long to spin before the next wait, in seconds; 0 for not at all.
+    """
+
+    __slots__ = ("_enabled", "_quickest_s", "spin_s")
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._quickest_s = _AHEAD_S  # what a wait takes that is over when it begins
+        self.spin_s = 0.0
+
+    def note_wait(self, waited_s: float) -> None:
+        """Notes how long a wait took, without the spin before it."""
+        if not self._enabled:
+            return
+        if waited_s > _LONGEST_AHEAD_S:
+            self.spin_s = self.spin_s / 2 if self.spin_s > _AHEAD_S else 0.0
+            return
+        self._quickest_s = min(waited_s, _FORGET * self._quickest_s)
+        left_s = min(waited_s - self._quickest_s, _LATE_S)
+        spin_s = self.spin_s + _DECAY * (left_s - _AHEAD_S)
+        self.spin_s = min(max(spin_s, 0.0), _LONGEST_AHEAD_S)
