@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from functools import partial
+from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ __all__ = [
     "UNEVEN",
     "BareCoroutine",
     "BareCoroutines",
+    "BareThreads",
     "BareWaiting",
     "BareWaitingEverywhere",
     "FirstHalf",
@@ -222,6 +225,52 @@ class BareCoroutines(Contender):
 
     def close(self) -> None:
         pass
+
+
+class BareThreads(Contender):
+    """All envs on threads of one process, each asked again through a queue when it is done.
+
+    No batches, no tensors, no checks: what one interpreter's lock leaves of the limit.
+    """
+
+    name = "bare envs on threads, queues"
+
+    def open(self) -> None:
+        self._results: SimpleQueue[int] = SimpleQueue()
+        self._asked: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(self.num_envs)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(index,), daemon=True)
+            for index in range(self.num_envs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _serve(self, index: int) -> None:
+        env = ENVS[self.env_id](index)
+        env.reset()
+        action = np.zeros(1, np.float32)
+        while self._asked[index].get():
+            _, _, _, truncated, _ = env.step(action)
+            if truncated:
+                env.reset()
+            self._results.put(index)
+
+    def run(self, num_steps: int) -> float:
+        num_steps, share = _whole_episodes(self.env_id, num_steps)
+        started_at = perf_counter()
+        for asked in self._asked:
+            asked.put(True)
+        for _ in range((num_steps - 1) * self.num_envs):
+            self._asked[self._results.get()].put(True)
+        for _ in range(self.num_envs):
+            self._results.get()
+        return (perf_counter() - started_at) * share
+
+    def close(self) -> None:
+        for asked in self._asked:
+            asked.put(False)
+        for thread in self._threads:
+            thread.join()
 
 
 class BareCoroutine(BareCoroutines):

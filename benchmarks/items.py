@@ -20,6 +20,7 @@ from benchmarks.async_pools import (
     UNEVEN,
     BareCoroutine,
     BareCoroutines,
+    BareThreads,
     BareWaiting,
     BareWaitingEverywhere,
     FirstHalf,
@@ -58,6 +59,7 @@ from shoal._compare.contenders import (
     TorchRLParallel,
     TorchRLSerial,
 )
+from shoal.engine.system.cores import usable_cores
 
 __all__ = [
     "ITEMS",
@@ -118,6 +120,12 @@ NEVER_SLOWER = (
     Bar(ShoalParallelChildren.name, 1, TorchRLForkedChildren.name),
     Bar(ShoalSerialChildren.name, 1, TorchRLSerialChildren.name),
 )
+
+
+def _core_of(worker: int) -> list[int]:
+    """Returns the only core of a worker process; each core has as many as any other."""
+    cores = sorted(usable_cores() or {0})
+    return [cores[worker % len(cores)]]
 
 
 def _with_children(name: str, env_id: str, times_spawned: float) -> tuple[Item, ...]:
@@ -195,11 +203,17 @@ def _with_pools() -> tuple[Item, ...]:
                 BareWaitingEverywhere,
                 partial(apart, label="a process each"),
                 partial(apart, label="16 in a process", envs_per_worker=16),
-                partial(apart, label="32 in a process", envs_per_worker=32),
+                partial(
+                    apart,
+                    label="32 in a process, a core each",
+                    envs_per_worker=32,
+                    worker_affinity=_core_of,
+                ),
+                BareThreads,
                 threading,
             ),
             (
-                Bar("shoal AsyncEnvPool, 16 in a process", 0.9),
+                Bar("shoal AsyncEnvPool, 32 in a process, a core each", 0.9),
                 Bar("shoal AsyncEnvPool, threading", 0.9),
             ),
             raw=BareWaiting,

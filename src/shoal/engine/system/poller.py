@@ -66,6 +66,13 @@ class Poller:
             self._bell.clear()
         return fds
 
+    def wait_long(self) -> bool:
+        """Waits without a limit; returns whether anything but the bell was heard."""
+        events = self._poller.poll()
+        if not _HAS_EPOLL and any(fd == self._bell.fd for fd, _ in events):
+            self._bell.clear()
+        return len(events) != 1 or events[0][0] != self._bell.fd
+
     def doze(self, deadline: Deadline, at_most_s: float) -> list[int]:
         """Waits as `wait_any`, but looking up in between is no end. Empty: time is up.
 

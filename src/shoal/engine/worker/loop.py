@@ -148,7 +148,8 @@ class _Loop:
         self._bell = bell
         self._words: Any = memoryview(arrays.words.reshape(-1))  # type: ignore[arg-type]
         self._base = build.worker_id * WORD_STRIDE
-        self._spin = SpinBudget(enabled=build.may_spin and outbox.trust_flags)
+        self._may_spin = build.may_spin and outbox.trust_flags
+        self._spin = SpinBudget(enabled=self._may_spin)
         self._seen = 0
         self._mail_seen = 0
         self._channel_woke = False
@@ -182,6 +183,9 @@ class _Loop:
 
     def _wait(self) -> None:
         """Waits for a new request or a message."""
+        if not self._may_spin:
+            self._sleep()
+            return
         words, request = self._words, self._base + _REQUEST
         seen = self._seen
         clock, spin = stopwatch, self._spin
@@ -194,13 +198,16 @@ class _Loop:
             else:
                 spin.note_wait(clock() - started)
                 return
-        words[self._base + _ASLEEP] = 1
-        self._outbox.full_fence()
-        if words[request] == seen and words[self._base + _MAIL] == self._mail_seen:
-            fds = self._poller.wait_any(NEVER)
-            self._channel_woke = any(fd != self._bell.fd for fd in fds)
-        words[self._base + _ASLEEP] = 0
+        self._sleep()
         spin.note_wait(clock() - started)
+
+    def _sleep(self) -> None:
+        words, base = self._words, self._base
+        words[base + _ASLEEP] = 1
+        self._outbox.full_fence()
+        if words[base + _REQUEST] == self._seen and words[base + _MAIL] == self._mail_seen:
+            self._channel_woke = self._poller.wait_long()
+        words[base + _ASLEEP] = 0
 
     # --- rows ----------------------------------------------------------------------
 
@@ -212,8 +219,12 @@ class _Loop:
             self._take_messages()
         if not indices:
             return
+        if len(indices) == 1:
+            host.run(ops, indices)
+            self._outbox.publish(host, indices)
+            return
         started = stopwatch()
-        if self._env_s > _SLOW_ENV_S and len(indices) > 1:
+        if self._env_s > _SLOW_ENV_S:
             for i in indices:
                 host.run(ops, [i])
                 self._outbox.publish(host, [i])
