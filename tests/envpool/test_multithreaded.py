@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -351,3 +352,22 @@ def test_a_step_is_read_while_ended_envs_are_reset(make, monkeypatch) -> None:
     assert early["next", "done"].any()
     for key in early.keys(True, True):
         assert torch.equal(early[key], late[key]), key
+
+
+def test_threads_that_fill_the_machine_have_a_core_each(make, monkeypatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+
+    def offset_of(name: str, num: int, **kwargs: int) -> int:
+        made = EnvPoolFactory(name, num, kwargs).make()
+        config = dict(zip(made.spec._config_keys, made.spec._config_values, strict=True))
+        made.close()
+        return config["thread_affinity_offset"]
+
+    assert offset_of("Pong-v5", 4) == 0
+    assert offset_of("Pong-v5", 2) == -1, "others may have the other cores"
+    assert offset_of("Pong-v5", 4, num_threads=2) == -1
+    assert offset_of("Pong-v5", 4, thread_affinity_offset=-1) == -1
+    assert offset_of("CartPole-v1", 4) == -1, "one thread for cheap envs"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert offset_of("Pong-v5", 4) == -1, "this process may not use all cores"
