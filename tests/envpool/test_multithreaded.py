@@ -285,7 +285,7 @@ def test_a_release_that_returns_wrong_numbers_is_refused(monkeypatch) -> None:
 
 
 def test_releases_without_a_seed_per_env_get_the_first(make, monkeypatch) -> None:
-    monkeypatch.setattr(EnvPoolFactory, "_takes_seeds", lambda self: False)
+    monkeypatch.setattr(EnvPoolFactory, "_takes_seeds", lambda self, options: False)
     first, again = make(), make()
     first.set_seed(5)
     again.set_seed(5)
@@ -358,16 +358,45 @@ def test_threads_that_fill_the_machine_have_a_core_each(make, monkeypatch) -> No
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
 
-    def offset_of(name: str, num: int, **kwargs: int) -> int:
+    def config_of(name: str, num: int, **kwargs: int) -> dict[str, int]:
         made = EnvPoolFactory(name, num, kwargs).make()
         config = dict(zip(made.spec._config_keys, made.spec._config_values, strict=True))
         made.close()
-        return config["thread_affinity_offset"]
+        return config
+
+    def offset_of(name: str, num: int, **kwargs: int) -> int:
+        return config_of(name, num, **kwargs)["thread_affinity_offset"]
 
     assert offset_of("Pong-v5", 4) == 0
     assert offset_of("Pong-v5", 2) == -1, "others may have the other cores"
     assert offset_of("Pong-v5", 4, num_threads=2) == -1
     assert offset_of("Pong-v5", 4, thread_affinity_offset=-1) == -1
     assert offset_of("CartPole-v1", 4) == -1, "one thread for cheap envs"
+    # One by one, they still run at the same time.
+    assert config_of("Pong-v5", 6, batch_size=1)["num_threads"] == 4
+    assert config_of("Pong-v5", 3, batch_size=1)["num_threads"] == 3
+    assert config_of("Pong-v5", 6, batch_size=1, num_threads=2)["num_threads"] == 2
+    assert config_of("CartPole-v1", 6, batch_size=1)["num_threads"] == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert offset_of("Pong-v5", 4) == -1, "this process may not use all cores"
+    assert config_of("Pong-v5", 6, batch_size=1)["num_threads"] == 2
+
+
+def test_tasks_that_need_options_can_be_seeded(monkeypatch) -> None:
+    import envpool
+
+    original = envpool.make_spec
+
+    def make_spec(task_id: str, **options):
+        if "frame_skip" not in options:
+            raise RuntimeError("nothing without its options")
+        return original(task_id, **options)
+
+    monkeypatch.setattr(envpool, "make_spec", make_spec)
+    env = shoal.MultiThreadedEnv(2, "Pong-v5", create_env_kwargs={"frame_skip": 2, "seed": 9})
+    try:
+        assert env.set_seed(3) is not None
+        env.reset()
+        assert env.config["frame_skip"] == 2
+    finally:
+        env.close()

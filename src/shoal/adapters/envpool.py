@@ -156,10 +156,14 @@ class EnvPoolFactory:
         if self.pool is not None:
             return self.pool
         options = {"batch_size": self.describe().batch_size, **self._options()}
+        num_cores = os.cpu_count() or 1
         if self._is_cheap():
             options.setdefault("num_threads", -(-self.num_envs // _CHEAP_ENVS_PER_THREAD))
+        elif options["batch_size"] == 1:
+            # EnvPool's own rule, as many as the batch is large, would run all envs in turn.
+            options.setdefault("num_threads", min(self.num_envs, _count_usable(num_cores)))
         num_threads = options.get("num_threads") or options["batch_size"]
-        if num_threads >= (num_cores := os.cpu_count() or 1) > 1 and _may_use(num_cores):
+        if num_threads >= num_cores == _count_usable(0) > 1:
             # Each to a core: those that fell asleep while Python worked are often woken two
             # on a core and none on another, and the step then takes half as long again.
             options.setdefault("thread_affinity_offset", 0)
@@ -180,9 +184,11 @@ class EnvPoolFactory:
             )
         return replace(self, seeds=tuple(int(seed) for seed in seeds))
 
-    def _takes_seeds(self) -> bool:
+    def _takes_seeds(self, options: Mapping[str, Any]) -> bool:
         """Returns whether this release of EnvPool takes a seed per env; before 1.0 it does not."""
-        return "env_seed" in import_envpool().make_spec(self.task_id)._config_keys
+        # With the options: there are tasks that are nothing without.
+        spec = import_envpool().make_spec(self.task_id, num_envs=self.num_envs, **options)
+        return "env_seed" in spec._config_keys
 
     def _is_cheap(self) -> bool:
         """Returns whether a step of the task is known to take less than a microsecond."""
@@ -195,10 +201,11 @@ class EnvPoolFactory:
         if self.seeds is not None:
             # One per env: EnvPool's own rule, seed + i, would give neighbouring seeds the
             # same envs but one. They are 32 bits with a sign there.
-            options.pop("env_seed", None)
+            for name in ("seed", "env_seed"):
+                options.pop(name, None)
             given = [(seed + 2**31) % 2**32 - 2**31 for seed in self.seeds]
             # Its own rule it is, though, where there is no other.
-            options["seed"] = given if self._takes_seeds() else min(given[0], 2**31 - 2)
+            options["seed"] = given if self._takes_seeds(options) else min(given[0], 2**31 - 2)
         return options
 
 
@@ -359,9 +366,9 @@ class EnvPoolPool:
             pool.close()
 
 
-def _may_use(num_cores: int) -> bool:
-    """Returns whether this process may use all of these cores, as far as one can tell."""
-    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == num_cores
+def _count_usable(otherwise: int) -> int:
+    """Returns how many cores this process may use, where one can tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else otherwise
 
 
 def _gone(*_: Any) -> Any:

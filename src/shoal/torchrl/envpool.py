@@ -164,6 +164,8 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
             env_name: the task; ``ALE/`` is left out.
             create_env_kwargs: whatever ``envpool.make`` takes besides: ``num_threads``,
                 ``thread_affinity_offset``, ``batch_size``, options of the task. Copied.
+                Left out, cheap tasks get one thread for 256 envs, and threads as many as the
+                machine has cores get one each.
             device: where results go.
             **options: as for `MultiThreadedEnvWrapper`.
 

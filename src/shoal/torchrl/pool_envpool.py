@@ -51,6 +51,7 @@ class EnvPoolAsyncEnvPool(AsyncEnvPool):
             env_makers: the name of a task, once per env, or a pool that was made with
                 ``envpool.make_gymnasium``, which stays the caller's.
             create_env_kwargs: whatever ``envpool.make`` takes besides; the same for all envs.
+                Left out, ``batch_size`` is 1 and ``num_threads`` the cores, or the envs.
             lazy_start: make the pool with the first call.
             **options: as for `AsyncEnvPool`.
 
